@@ -1,0 +1,1 @@
+"""Which correction keeps reward-based training alive when rollouts are generated in low precision?"""
