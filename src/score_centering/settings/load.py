@@ -1,0 +1,145 @@
+"""Reading a configuration: default < preset < smoke < arms.<name>.overrides < command line."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from score_centering.settings.errors import UserError
+from score_centering.settings.model import Block, Settings
+
+DEFAULT_CONFIG = "config/config.yaml"
+PUBLISHED_PREFIXES = ("agentlightning.", "default_proxy.")
+
+B = TypeVar("B", bound=Block)
+
+
+def load_settings(
+    configfiles: Sequence[str | Path] = (DEFAULT_CONFIG,),
+    overrides: Sequence[str] = (),
+    arm: str | None = None,
+    smoke: bool = False,
+) -> Settings:
+    """Settings of the overlaid `configfiles`, resolved for one arm and with `key=value` overrides.
+
+    Raises:
+        UserError: a file that is missing or no mapping, an unknown key or arm, a value that is not allowed.
+    """
+    merged: dict[str, Any] = {}
+    for path in configfiles:
+        merged = deep_merge(merged, read_yaml(path))
+    return resolve(merged, overrides, arm, smoke)
+
+
+def resolve(
+    config: Mapping[str, Any], overrides: Sequence[str] = (), arm: str | None = None, smoke: bool = False
+) -> Settings:
+    """Settings of an already merged configuration; see `load_settings`."""
+    config = _interpolate(config)
+    base = validate(config)
+    if smoke:
+        config = deep_merge(config, base.smoke.overrides)
+    if arm is not None:
+        if arm not in base.arms:
+            raise UserError(f"unknown arm {arm!r} (defined: {', '.join(sorted(base.arms))})")
+        config = deep_merge(config, base.arms[arm].overrides)
+    config = deep_merge(config, _parse_overrides(overrides))
+    return validate(config)
+
+
+def validate(config: Mapping[str, Any]) -> Settings:
+    """The typed form of `config`.
+
+    Raises:
+        UserError: one line for each fault, with the key's dotted path.
+    """
+    return parse(Settings, _interpolate(config))
+
+
+def parse(model: type[B], content: Mapping[str, Any]) -> B:
+    """`content` as a `model`; validation faults become one `UserError` of one line each."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise UserError("\n".join(_fault(item) for item in error.errors())) from None
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        UserError: the file is missing, is no YAML, or holds no mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the configuration: {os.strerror(error.errno or 0)}") from None
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: a configuration must be a mapping of keys to values")
+    return content
+
+
+def deep_merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `overlay` laid over it: mappings merge key by key, anything else replaces."""
+    merged = dict(base)
+    for key, value in overlay.items():
+        old = merged.get(key)
+        merged[key] = deep_merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _interpolate(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Resolve `${oc.env:NAME,default}` and `${other.key}`."""
+    try:
+        return OmegaConf.to_container(OmegaConf.create(dict(config)), resolve=True)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise UserError(f"configuration: {' '.join(str(error).split())}") from None
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    parsed: dict[str, Any] = {}
+    for item in overrides:
+        key, separator, value = item.partition("=")
+        if not separator or not key:
+            raise UserError(f"override {item!r}: write key=value, for instance trainer.total_training_steps=5")
+        for prefix in PUBLISHED_PREFIXES:
+            key = key.removeprefix(prefix)
+        try:
+            nested: Any = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"override {item!r}: the value is not valid YAML") from None
+        if isinstance(nested, str):
+            nested = _number_or_text(nested)
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        parsed = deep_merge(parsed, nested)
+    return parsed
+
+
+def _number_or_text(text: str) -> float | str:
+    """YAML 1.1 reads 1e-3 as text; users mean the number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _fault(item: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in item["loc"]) or "configuration"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        return f"{where}: unknown key"
+    if item["type"] == "missing":
+        return f"{where}: missing"
+    if item["type"] == "value_error":
+        return message if where == "configuration" else f"{where}: {message}"
+    return f"{where} = {item['input']!r}: {message[0].lower()}{message[1:]}"

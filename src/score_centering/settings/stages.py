@@ -1,0 +1,149 @@
+"""What each stage of the pipeline depends on: the settings a job is rerun for, no more."""
+
+import json
+from typing import Self
+
+from score_centering.settings.model import (
+    ActorRolloutRef,
+    Algorithm,
+    Block,
+    Data,
+    Dataset,
+    Figures,
+    Limit,
+    Model,
+    Precision,
+    Prompt,
+    Quantization,
+    Runtime,
+    ScoreCentering,
+    Settings,
+    Trainer,
+)
+
+
+class Stage(Block):
+    """Settings of one stage; `of` picks them from a whole configuration."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The fields of this stage that are blocks of `settings` by the same name."""
+        return cls(**{name: getattr(settings, name) for name in cls.model_fields})
+
+    def to_json(self) -> str:
+        """One sorted JSON line, equal for equal settings."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+class DatasetStage(Stage):
+    dataset: Dataset
+
+
+class ModelStage(Stage):
+    model: Model
+    prompt: Prompt
+    runtime: Runtime
+    max_prompt_length: int
+    max_response_length: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            model=settings.model,
+            prompt=settings.prompt,
+            runtime=settings.runtime,
+            max_prompt_length=settings.data.max_prompt_length,
+            max_response_length=settings.data.max_response_length,
+        )
+
+
+class QuantizationStage(Stage):
+    quantization: Quantization
+
+
+class ValidationStage(Stage):
+    precision: Precision
+    prompt: Prompt
+    runtime: Runtime
+    top_logprobs_num: int
+    temperature: float
+    kv_cache_dtype: str
+    max_prompt_length: int
+    max_response_length: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        rollout = settings.actor_rollout_ref.rollout
+        return cls(
+            precision=settings.precision.model_copy(update={"limits": {}}),
+            prompt=settings.prompt,
+            runtime=settings.runtime,
+            top_logprobs_num=settings.score_centering.top_logprobs_num,
+            temperature=rollout.temperature,
+            kv_cache_dtype=rollout.engine_kwargs.vllm.kv_cache_dtype,
+            max_prompt_length=settings.data.max_prompt_length,
+            max_response_length=settings.data.max_response_length,
+        )
+
+
+class PrecisionGateStage(Stage):
+    limits: dict[str, Limit]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(limits=settings.precision.limits)
+
+
+class SmokeGateStage(Stage):
+    limits: dict[str, Limit]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(limits=settings.smoke.limits)
+
+
+class TrainStage(Stage):
+    """One training run: an arm's resolved settings (see `load.resolve`), without those of other stages."""
+
+    experiment: str
+    prompt: Prompt
+    score_centering: ScoreCentering
+    algorithm: Algorithm
+    data: Data
+    actor_rollout_ref: ActorRolloutRef
+    trainer: Trainer
+    runtime: Runtime
+
+
+class FiguresStage(Stage):
+    experiment: str
+    figures: Figures
+    arms: dict[str, str]
+    seeds: list[int]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            experiment=settings.experiment,
+            figures=settings.figures,
+            arms={arm: settings.arms[arm].description for arm in settings.run.arms},
+            seeds=settings.run.seeds,
+        )
+
+
+STAGES: dict[str, type[Stage]] = {
+    "dataset": DatasetStage,
+    "model": ModelStage,
+    "quantization": QuantizationStage,
+    "validation": ValidationStage,
+    "precision_gate": PrecisionGateStage,
+    "smoke": TrainStage,
+    "smoke_gate": SmokeGateStage,
+    "train": TrainStage,
+    "figures": FiguresStage,
+}
+
+
+def stage_json(settings: Settings, stage: str) -> str:
+    """`STAGES[stage]` of `settings` as the one JSON string that Snakemake tracks and the stage's program reads."""
+    return STAGES[stage].of(settings).to_json()
