@@ -1,0 +1,151 @@
+"""The columns of metrics.parquet and timing.parquet: declared once, checked on every read. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from score_centering.settings import UserError
+
+SCHEMA_VERSION = 1
+FILE_METADATA = ("experiment", "arm", "seed", "schema_version")
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    type: pa.DataType
+    unit: str
+    definition: str
+
+    def field(self) -> pa.Field:
+        return pa.field(
+            self.name,
+            self.type,
+            nullable=self.name != "step",
+            metadata={"unit": self.unit, "definition": self.definition},
+        )
+
+
+F64, I64, I32 = pa.float64(), pa.int64(), pa.int32()
+UTC_TIME = pa.timestamp("us", tz="UTC")
+
+STEP = Column("step", I32, "1", "number of optimiser updates made so far; 0 is the state before the first one")
+
+METRIC_COLUMNS = (
+    STEP,
+    Column("reward_mean", F64, "1", "mean reward of the step's rollouts, each 0 or 1"),
+    Column("reward_std", F64, "1", "standard deviation (ddof 1) of those rewards"),
+    Column("response_length_mean", F64, "tokens", "mean number of generated tokens of a rollout"),
+    Column("response_length_max", F64, "tokens", "largest number of generated tokens of a rollout"),
+    Column("truncated_share", F64, "1", "share of rollouts cut at the response limit"),
+    Column("generated_tokens", I64, "tokens", "generated tokens of all rollouts of the step"),
+    Column("loss", F64, "nats", "value of the objective; null where the update was skipped as non-finite"),
+    Column("grad_norm", F64, "1", "Euclidean norm of the gradient before clipping; null where it was not finite"),
+    Column("learning_rate", F64, "1", "learning rate of the update"),
+    Column("entropy", F64, "nats/token", "mean entropy of the trainer's next-token distribution p"),
+    Column(
+        "k3_kl", F64, "nats/token", "mean over generated tokens of exp(d) - 1 - d, d = log p - log q clamped to ±20"
+    ),
+    Column("k1_kl", F64, "nats/token", "mean over generated tokens of -d = log q - log p"),
+    Column("abs_logprob_gap_mean", F64, "nats", "mean of |d| over generated tokens"),
+    Column("abs_logprob_gap_max", F64, "nats", "largest |d| of the step"),
+    Column("importance_ratio_max", F64, "1", "largest p/q of a generated token"),
+    Column("token_chi2", F64, "1", "mean over generated tokens of (p/q)^2 - 1"),
+    Column("k3_clamped_tokens", I64, "tokens", "generated tokens whose d was clamped for k3_kl"),
+    Column("importance_weight_mean", F64, "1", "mean importance weight f(p/q) of the generated tokens"),
+    Column("importance_masked_share", F64, "1", "share of generated tokens whose importance weight is 0"),
+    Column("clip_share", F64, "1", "share of generated tokens whose policy ratio was clipped"),
+    Column("head_mass_sampler", F64, "1", "mean mass Q_H of the sampler's recorded candidates under q"),
+    Column("head_mass_trainer", F64, "1", "mean mass P_H of the same candidates under p"),
+    Column("correction_abs_mean", F64, "1", "mean over generated tokens of the summed |c_v| of the candidates"),
+    Column("advantage_abs_mean", F64, "1", "mean |advantage| of the step's rollouts"),
+    Column("zero_variance_group_share", F64, "1", "share of prompts whose rollouts all had the same reward"),
+    Column("scorer_errors", I64, "rollouts", "answers on which the scorer failed; they got reward 0"),
+    Column("scorer_timeouts", I64, "rollouts", "answers on which the scorer ran out of time; they got reward 0"),
+    Column(
+        "nonfinite_updates", I64, "updates", "updates of this step skipped for a loss or gradient that is not finite"
+    ),
+    Column("val_reward_mean", F64, "1", "mean reward of the greedy validation after this step's update"),
+    Column("val_response_length_mean", F64, "tokens", "mean generated tokens of the greedy validation"),
+    Column("val_truncated_share", F64, "1", "share of validation rollouts cut at the response limit"),
+)
+
+TIMING_COLUMNS = (
+    STEP,
+    Column("rollout_s", F64, "s", "generating the rollouts"),
+    Column("reward_s", F64, "s", "scoring them"),
+    Column("update_s", F64, "s", "forward, backward and optimiser"),
+    Column("sync_s", F64, "s", "handing the new weights to the rollout engine"),
+    Column("validation_s", F64, "s", "greedy validation"),
+    Column("checkpoint_s", F64, "s", "writing the checkpoint of the step before"),
+    Column("step_s", F64, "s", "the whole step"),
+    Column("tokens_per_s", F64, "tokens/s", "generated tokens over rollout_s"),
+    Column("peak_rss_bytes", I64, "B", "peak resident memory of the trainer's process so far"),
+    Column("started_at", UTC_TIME, "UTC", "wall-clock time at the start of the step; orders nothing"),
+)
+
+METRICS = pa.schema([column.field() for column in METRIC_COLUMNS])
+TIMING = pa.schema([column.field() for column in TIMING_COLUMNS])
+
+
+def read_metrics(path: str | Path) -> pa.Table:
+    """metrics.parquet as a table of schema `METRICS`, one row a step in rising order; the file's Arrow metadata
+    (`FILE_METADATA`, bytes) is kept as `table.schema.metadata`.
+
+    Raises:
+        UserError: one line that names the file and what is wrong with it.
+    """
+    return _read(Path(path), METRICS)
+
+
+def read_timing(path: str | Path) -> pa.Table:
+    """timing.parquet as a table of schema `TIMING`; see `read_metrics`."""
+    return _read(Path(path), TIMING)
+
+
+def write_table(table: pa.Table, metadata: Mapping[str, str], path: str | Path) -> None:
+    """Write `table` so that equal rows and metadata give equal bytes: every writer option is fixed here."""
+    pq.write_table(
+        table.replace_schema_metadata({**metadata, "schema_version": str(SCHEMA_VERSION)}),
+        path,
+        row_group_size=1 << 20,
+        version="2.6",
+        data_page_version="1.0",
+        compression="snappy",
+        use_dictionary=False,
+        write_statistics=True,
+        store_schema=True,
+    )
+
+
+def _read(path: Path, expected: pa.Schema) -> pa.Table:
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a readable parquet file: {' '.join(str(error).split())[:160]}") from None
+    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    version = metadata.get("schema_version")
+    if version != str(SCHEMA_VERSION):
+        raise UserError(
+            f"{path}: schema version {version or 'missing'}, this code reads {SCHEMA_VERSION}; train it anew"
+        )
+    for key in FILE_METADATA:
+        if key not in metadata:
+            raise UserError(f"{path}: its metadata lacks {key!r}; this is no run's table")
+    if table.column_names != expected.names:
+        odd = sorted(set(table.column_names) ^ set(expected.names)) or ["their order"]
+        raise UserError(f"{path}: columns differ from schema version {SCHEMA_VERSION}: {', '.join(odd)}")
+    for field in expected:
+        if table.schema.field(field.name).type != field.type:
+            found = table.schema.field(field.name).type
+            raise UserError(f"{path}: column {field.name} is {found}, must be {field.type}")
+    steps = table["step"].to_pylist()
+    if any(step is None for step in steps) or any(b <= a for a, b in pairwise(steps)):
+        raise UserError(f"{path}: column step must rise from row to row and never be null")
+    return table
