@@ -1,0 +1,112 @@
+"""Gates: numbers against limits. Imports no torch, so that the rule costs nothing.
+
+A gate's JSON holds `numbers`, `limits`, `passed` and `failures`; a missing or non-finite number fails its limit.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from score_centering.settings import UserError
+
+SCHEMA_VERSION = 1
+FAILED_EXIT_CODE = 3
+
+Limits = Mapping[str, Mapping[str, float | None]]
+
+
+def failures(numbers: Mapping[str, float | None], limits: Limits) -> list[str]:
+    """One line for each limit that is not met, in the order of `limits`: the number's name, its value, the limit."""
+    lines = []
+    for name, limit in limits.items():
+        bounds = " and ".join(f"{kind} {limit[kind]:g}" for kind in ("min", "max") if limit.get(kind) is not None)
+        if name not in numbers:
+            lines.append(f"{name} is missing, limit {bounds}")
+            continue
+        value = numbers[name]
+        if value is None or not math.isfinite(value):
+            lines.append(f"{name} is not a finite number, limit {bounds}")
+            continue
+        low, high = limit.get("min"), limit.get("max")
+        if (low is not None and value < low) or (high is not None and value > high):
+            lines.append(f"{name} = {value:.6g}, limit {bounds}")
+    return lines
+
+
+def judge(numbers: Mapping[str, float | None], limits: Limits) -> dict[str, Any]:
+    """The content of a gate's JSON. Without any limit nothing is judged, which is an error."""
+    if not limits:
+        raise UserError("a gate needs limits: add at least one below precision.limits or smoke.limits")
+    lines = failures(numbers, limits)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "passed": not lines,
+        "failures": lines,
+        "limits": {
+            name: {kind: value for kind, value in limit.items() if value is not None} for name, limit in limits.items()
+        },
+        "numbers": dict(numbers),
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from `path`."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object")
+    return content
+
+
+def precision_numbers(validation: Mapping[str, Any]) -> dict[str, float | None]:
+    """The numbers of a `precision/validation.json`."""
+    if not isinstance(validation.get("numbers"), dict):
+        raise UserError("not a validation.json: it has no `numbers`")
+    return dict(validation["numbers"])
+
+
+def smoke_numbers(run: Mapping[str, Any]) -> dict[str, float | None]:
+    """The numbers of a smoke run's `run.json`, from `metrics`: one mapping a step, named as in `metrics.parquet`.
+
+    A metric that no step measured (null everywhere) gives no number. `k3_kl_max.<precision>` repeats `k3_kl_max` for
+    the arm's rollout precision only, so that the BF16 control can have a tighter limit than the low-precision arms.
+    """
+    rows = run.get("metrics")
+    if not isinstance(rows, list) or not rows:
+        raise UserError("not the run.json of a smoke run: it has no `metrics`")
+    numbers: dict[str, float | None] = {"steps": len(rows)}
+    for name, metric, reduce in SMOKE_NUMBERS:
+        values = [row.get(metric) for row in rows]
+        if all(value is None for value in values):
+            continue
+        finite = all(value is not None and math.isfinite(value) for value in values)
+        numbers[name] = reduce(values) if finite else None
+    return numbers
+
+
+def _largest_magnitude(values: list[float]) -> float:
+    return max(abs(value) for value in values)
+
+
+SMOKE_NUMBERS = (
+    ("reward_mean_min", "reward_mean", min),
+    ("reward_mean_max", "reward_mean", max),
+    ("generated_tokens_min", "generated_tokens", min),
+    ("response_length_max", "response_length_max", max),
+    ("loss_abs_max", "loss", _largest_magnitude),
+    ("grad_norm_max", "grad_norm", max),
+    ("k3_kl_max", "k3_kl", max),
+    ("abs_logprob_gap_max", "abs_logprob_gap_max", max),
+    ("k3_clamped_tokens", "k3_clamped_tokens", sum),
+    ("nonfinite_updates", "nonfinite_updates", sum),
+    ("scorer_errors", "scorer_errors", sum),
+    ("scorer_timeouts", "scorer_timeouts", sum),
+    ("head_mass_sampler_min", "head_mass_sampler", min),
+    ("head_mass_sampler_max", "head_mass_sampler", max),
+)
