@@ -1,0 +1,51 @@
+"""What a rollout engine is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from score_centering.rollout.record import Rollout
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen: from the full softmax at `temperature` (no top-p, no top-k), or greedily.
+
+    Greedy decoding records the log-probs of the softmax at temperature 1.
+    """
+
+    temperature: float
+    max_tokens: int
+    greedy: bool
+    stop_token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(
+                f"sampling temperature is {self.temperature}, must be above 0 (greedy decoding is greedy=True)"
+            )
+        if self.max_tokens < 1:
+            raise ValueError(f"sampling max_tokens is {self.max_tokens}, must be at least 1")
+
+
+class Engine(Protocol):
+    """Generates rollouts with the weights it was last synced with."""
+
+    def sync(self, weights: Mapping[str, Tensor], step: int) -> None:
+        """Takes weights in checkpoint format: Hugging Face names; a listed linear comes as `<name>.weight` int8 and
+        `<name>.weight_scale` (out, 1) bfloat16, everything else as bfloat16. `step` is the update they belong to."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
+    ) -> list[Rollout]:
+        """n rollouts of each prompt (token ids), prompt-major, sample-minor. `top_logprobs`: K candidates a position, 0
+        for none.
+
+        Rollout (i, j) depends on nothing but the weights, prompt i, the sampling, and (seed, i, j): not on what shares
+        its batch.
+        """
+
+    def close(self) -> None:
+        """Frees what the engine holds; it can't be used afterwards."""
