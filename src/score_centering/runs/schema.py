@@ -107,11 +107,12 @@ def read_timing(path: str | Path) -> pa.Table:
     return _read(Path(path), TIMING)
 
 
-def write_table(table: pa.Table, metadata: Mapping[str, str], path: str | Path) -> None:
-    """Write `table` so that equal rows and metadata give equal bytes: every writer option is fixed here."""
+def table_bytes(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
+    """`table` as a parquet file. Equal rows and metadata give equal bytes: every writer option is fixed here."""
+    sink = pa.BufferOutputStream()
     pq.write_table(
         table.replace_schema_metadata({**metadata, "schema_version": str(SCHEMA_VERSION)}),
-        path,
+        sink,
         row_group_size=1 << 20,
         version="2.6",
         data_page_version="1.0",
@@ -120,6 +121,7 @@ def write_table(table: pa.Table, metadata: Mapping[str, str], path: str | Path) 
         write_statistics=True,
         store_schema=True,
     )
+    return sink.getvalue().to_pybytes()
 
 
 def _read(path: Path, expected: pa.Schema) -> pa.Table:

@@ -1,0 +1,106 @@
+"""What a run was made from, and what of that forbids resuming it with something else."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import score_centering
+from score_centering.runs.files import sha256_file
+from score_centering.settings import UserError
+
+PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "math-verify")
+BLOCKING = (
+    "experiment",
+    "arm",
+    "seed",
+    "config",
+    "dataset_manifest_sha256",
+    "model_manifest_sha256",
+    "w8a8_config_sha256",
+    "trainer_revision",
+    "device",
+    "torch",
+)
+
+
+def make_identity(
+    experiment: str,
+    arm: str,
+    seed: int,
+    config: Mapping[str, Any],
+    device: str,
+    trainer_revision: int,
+    dataset_manifest: Path | None = None,
+    model_manifest: Path | None = None,
+    w8a8_config: Path | None = None,
+) -> dict[str, Any]:
+    """The identity of a run, as `open_run` keeps it: JSON values only.
+
+    `config` is the resolved configuration the run depends on, `device` the kind of device ("cpu", or a GPU's name).
+    """
+    return {
+        "experiment": experiment,
+        "arm": arm,
+        "seed": seed,
+        "config": json.loads(json.dumps(config)),
+        "config_sha256": json_digest(config),
+        "dataset_manifest_sha256": _input_digest(dataset_manifest),
+        "model_manifest_sha256": _input_digest(model_manifest),
+        "w8a8_config_sha256": _input_digest(w8a8_config),
+        "trainer_revision": trainer_revision,
+        "device": device,
+        "torch": version("torch"),
+        "package_sha256": package_digest(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+    }
+
+
+def json_digest(value: Any) -> str:
+    """sha256 of the sorted JSON of `value`."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def package_digest() -> str:
+    """sha256 over the names and contents of the package's Python files."""
+    root = Path(score_centering.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0{sha256_file(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], keys: tuple[str, ...] = BLOCKING) -> list[str]:
+    """One phrase for each of `keys` that differs, nested ones by their dotted path."""
+    return [
+        f"{name}: {_show(before)} there, {_show(now)} here"
+        for key in keys
+        for name, before, now in _walk(key, old.get(key), new.get(key))
+    ]
+
+
+def _input_digest(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return sha256_file(path)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot read this input of the run: {(error.strerror or str(error)).lower()}"
+        ) from None
+
+
+def _walk(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            yield from _walk(f"{name}.{key}", old.get(key), new.get(key))
+    elif old != new:
+        yield name, old, new
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:36]}…"
