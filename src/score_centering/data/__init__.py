@@ -1,0 +1,20 @@
+"""Math problems with checkable answers: pinned sources, stable splits, a manifest that is verified on read."""
+
+from score_centering.data.manifest import Manifest, load_manifest, read_split
+from score_centering.data.prepare import Prepared, prepare, write_dataset
+from score_centering.data.problems import Problem, RawProblem, normalise_prompt
+from score_centering.data.source import Source, open_source
+
+__all__ = [
+    "Manifest",
+    "Prepared",
+    "Problem",
+    "RawProblem",
+    "Source",
+    "load_manifest",
+    "normalise_prompt",
+    "open_source",
+    "prepare",
+    "read_split",
+    "write_dataset",
+]

@@ -1,0 +1,95 @@
+"""`manifest.json` names a prepared dataset exactly: the pin of its source and the sha256 of every file."""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from score_centering.data.problems import Problem
+from score_centering.settings import UserError
+
+SCHEMA_VERSION = 1
+SPLITS = ("train", "test")
+TABLE_SCHEMA = pa.schema([pa.field(name, pa.string(), nullable=False) for name in Problem._fields])
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A prepared dataset.
+
+    source: kind and pin of the source.  source_files: sha256 of each file of the source, by name.
+    files: {"train.parquet": {"sha256", "rows"}, "test.parquet": …}, beside the manifest.
+    rows_read: rows of the source.  dropped: how many of them were dropped, by reason.
+    split: {"seed", "val_size", "train_size", "min_solve_rate", "max_solve_rate"}.
+    versions: of the libraries that wrote the files.
+    """
+
+    schema_version: int
+    source: dict[str, Any]
+    source_files: dict[str, str]
+    files: dict[str, dict[str, Any]]
+    rows_read: int
+    dropped: dict[str, int]
+    split: dict[str, Any]
+    versions: dict[str, str]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """The manifest at `path`, once every file it names is there with the recorded sha256; else a `UserError`."""
+    path = Path(path)
+    manifest = _read(path)
+    for name, recorded in manifest.files.items():
+        file = path.parent / name
+        if not file.is_file():
+            raise UserError(f"{file}: missing, though {path} names it; prepare the dataset again")
+        if (found := sha256_of(file)) != recorded["sha256"]:
+            raise UserError(
+                f"{file}: sha256 {found} is not the {recorded['sha256']} of {path}; prepare the dataset again"
+            )
+    return manifest
+
+
+def _read(path: Path) -> Manifest:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from error
+    names = {field.name for field in fields(Manifest)}
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION or set(content) != names:
+        raise UserError(f"{path}: no dataset manifest of schema version {SCHEMA_VERSION}; prepare the dataset again")
+    return Manifest(**content)
+
+
+def read_split(manifest_path: str | os.PathLike[str], split: str) -> list[Problem]:
+    """The problems of split "train" or "test", in file order, after `load_manifest` has verified the files."""
+    if split not in SPLITS:
+        raise ValueError(f"split: {split!r} is none of {', '.join(SPLITS)}")
+    load_manifest(manifest_path)
+    return read_table(Path(manifest_path).parent / f"{split}.parquet")
+
+
+def read_table(path: Path) -> list[Problem]:
+    """The problems of one parquet file with the columns prompt, answer, id and source."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"{path}: not a readable parquet file: {error}") from error
+    if not table.schema.equals(TABLE_SCHEMA):
+        found = ", ".join(f"{field.name}: {field.type}" for field in table.schema)
+        raise UserError(f"{path}: columns must be prompt, answer, id, source (string), found {found}")
+    return [Problem(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]

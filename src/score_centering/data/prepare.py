@@ -1,0 +1,180 @@
+"""From rows of a source to two disjoint splits on disk.
+
+Every step depends on the *set* of rows, never on their order: a problem's place in the splits is the hash of the seed
+and its normalised prompt.
+"""
+
+import hashlib
+import math
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from score_centering.data.manifest import SCHEMA_VERSION, TABLE_SCHEMA, Manifest, sha256_of
+from score_centering.data.problems import Problem, RawProblem, normalise_prompt
+from score_centering.data.source import Source
+from score_centering.settings import UserError
+
+MISSING_PROMPT = "missing_prompt"
+UNPARSABLE = "unparsable_answer"
+DUPLICATE = "duplicate"
+CONFLICTING = "conflicting_answers"
+SOLVE_RATE_MISSING = "solve_rate_missing"
+SOLVE_RATE_BELOW = "solve_rate_below_min"
+SOLVE_RATE_ABOVE = "solve_rate_above_max"
+
+MAX_UNPARSABLE_SHARE = 0.05  # above it the source's answers are no math answers, and dropping them would hide that
+ROW_GROUP_SIZE = 10_000
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Both splits, in file order, and how many rows were read and dropped, by reason."""
+
+    train: list[Problem]
+    test: list[Problem]
+    rows_read: int
+    dropped: dict[str, int]
+
+
+def prepare(
+    source: Source,
+    *,
+    val_size: int,
+    seed: int,
+    train_size: int | None = None,
+    min_solve_rate: float | None = None,
+    max_solve_rate: float | None = None,
+    parsable: Callable[[Sequence[str]], Sequence[bool]],
+) -> Prepared:
+    """Drop what cannot be trained on, count it by reason, and split the rest.
+
+    `parsable` says of each answer whether the scorer can compare with it. The first `val_size` problems in the order
+    of the split's hash become the test split, the next `train_size` (default: all) the training split.
+    """
+    dropped: Counter[str] = Counter()
+    kept: dict[str, RawProblem] = {}
+    conflicting: set[str] = set()
+    rows_read = 0
+    for row in source.rows:
+        rows_read += 1
+        reason = _fault(row, min_solve_rate, max_solve_rate)
+        if reason is not None:
+            dropped[reason] += 1
+            continue
+        key = normalise_prompt(row.prompt)
+        other = kept.setdefault(key, row)
+        if other is row:
+            continue
+        dropped[DUPLICATE] += 1
+        if " ".join(other.answer.split()) != " ".join(row.answer.split()):
+            conflicting.add(key)
+        if _preference(row) < _preference(other):
+            kept[key] = row
+    for key in conflicting:
+        del kept[key]
+    if conflicting:
+        dropped[CONFLICTING] = len(conflicting)
+    _drop_unparsable(kept, parsable, dropped, source.name)
+    order = sorted(kept, key=lambda key: (_split_hash(seed, key), key))
+    if len(order) <= val_size:
+        raise UserError(
+            f"dataset.val_size: {val_size} leaves no training problem of the {len(order)} that {source.name} gives "
+            f"({rows_read} rows, dropped: {dict(sorted(dropped.items()))})"
+        )
+    end = None if train_size is None else val_size + train_size
+    problems = [_problem(kept[key], key, source.name) for key in order[:end]]
+    return Prepared(problems[val_size:], problems[:val_size], rows_read, dict(sorted(dropped.items())))
+
+
+def _fault(row: RawProblem, min_solve_rate: float | None, max_solve_rate: float | None) -> str | None:
+    if row.prompt is None or not row.prompt.strip():
+        return MISSING_PROMPT
+    if row.fault is not None:
+        return row.fault
+    if min_solve_rate is None and max_solve_rate is None:
+        return None
+    if row.solve_rate is None or math.isnan(row.solve_rate):
+        return SOLVE_RATE_MISSING
+    if min_solve_rate is not None and row.solve_rate < min_solve_rate:
+        return SOLVE_RATE_BELOW
+    if max_solve_rate is not None and row.solve_rate > max_solve_rate:
+        return SOLVE_RATE_ABOVE
+    return None
+
+
+def _preference(row: RawProblem) -> tuple[str, str, str]:
+    """Which of two rows of one problem is kept: the smallest, whatever came first."""
+    return row.id or "", row.prompt or "", row.answer or ""
+
+
+def _drop_unparsable(
+    kept: dict[str, RawProblem],
+    parsable: Callable[[Sequence[str]], Sequence[bool]],
+    dropped: Counter[str],
+    source_name: str,
+) -> None:
+    answers = sorted({row.answer for row in kept.values()})
+    unparsable = {answer for answer, good in zip(answers, parsable(answers), strict=True) if not good}
+    keys = [key for key, row in kept.items() if row.answer in unparsable]
+    if not keys:
+        return
+    if len(keys) > MAX_UNPARSABLE_SHARE * len(kept):
+        examples = ", ".join(repr(answer[:60]) for answer in sorted(unparsable)[:3])
+        raise UserError(
+            f"{source_name}: {len(keys)} of {len(kept)} answers are no math that the scorer can compare with "
+            f"(allowed: {MAX_UNPARSABLE_SHARE:.0%}), e.g. {examples}"
+        )
+    dropped[UNPARSABLE] = len(keys)
+    for key in keys:
+        del kept[key]
+
+
+def _split_hash(seed: int, key: str) -> bytes:
+    return hashlib.sha256(f"{seed}\0{key}".encode("utf-8", "surrogatepass")).digest()
+
+
+def _problem(row: RawProblem, key: str, source_name: str) -> Problem:
+    identity = row.id or hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return Problem(row.prompt, row.answer, identity, source_name)
+
+
+def write_dataset(prepared: Prepared, source: Source, output_dir: str | os.PathLike[str], split: dict) -> Manifest:
+    """Write train.parquet, test.parquet and, last, manifest.json; each replaces its predecessor in one step.
+
+    `split` is recorded in the manifest as it is.
+    """
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for name, problems in (("train.parquet", prepared.train), ("test.parquet", prepared.test)):
+        temporary = folder / f".{name}.{os.getpid()}"
+        _write_table(problems, temporary)
+        files[name] = {"sha256": sha256_of(temporary), "rows": len(problems)}
+        os.replace(temporary, folder / name)
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        source={"name": source.name, **source.pin},
+        source_files=dict(sorted(source.files.items())),
+        files=files,
+        rows_read=prepared.rows_read,
+        dropped=prepared.dropped,
+        split=split,
+        versions={"pyarrow": pa.__version__, "python": platform.python_version()},
+    )
+    temporary = folder / f".manifest.json.{os.getpid()}"
+    temporary.write_text(manifest.to_json(), encoding="utf-8")
+    os.replace(temporary, folder / "manifest.json")
+    return manifest
+
+
+def _write_table(problems: Iterable[Problem], path: Path) -> None:
+    columns = list(zip(*problems, strict=True)) or [()] * len(TABLE_SCHEMA)
+    table = pa.table([pa.array(column, pa.string()) for column in columns], schema=TABLE_SCHEMA)
+    pq.write_table(table, path, compression="zstd", row_group_size=ROW_GROUP_SIZE)

@@ -1,0 +1,215 @@
+"""A pool of scoring processes that can be killed."""
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from score_centering.reward.answers import MAX_ANSWER_CHARS, final_answer, integers_equal, one_spelling
+
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class ScoreResult:
+    """rewards: (N,) float32, 1.0 or 0.0, in the order of the responses.
+
+    errors: items that were scored 0 because scoring them failed or crashed its worker.  timeouts: … because it took
+    longer than the deadline.
+    """
+
+    rewards: np.ndarray
+    errors: int
+    timeouts: int
+
+
+class Scorer:
+    """Scores responses in `workers` processes, each item within `timeout_s` seconds.
+
+    The processes are fresh interpreters (never forks), started when the first answer needs one, and live until
+    `close`. A process that hangs or dies is replaced; its item scores 0 and is counted. Safe to call from any thread.
+    """
+
+    def __init__(self, workers: int = 1, timeout_s: float = 5.0) -> None:
+        if workers < 1:
+            raise ValueError(f"workers: {workers} must be at least 1")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s: {timeout_s} must be positive seconds")
+        self._size = workers
+        self._timeout_s = timeout_s
+        self._workers: list[_Worker] = []
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def score(self, responses: Sequence[str], answers: Sequence[str], truncated: Sequence[bool]) -> ScoreResult:
+        """Reward of each response against the gold answer of the same index; a truncated response scores 0."""
+        if not len(responses) == len(answers) == len(truncated):
+            raise ValueError(f"{len(responses)} responses, {len(answers)} answers and {len(truncated)} truncated flags")
+        rewards = np.zeros(len(responses), dtype=np.float32)
+        requests = {}
+        for index, (response, gold, cut) in enumerate(zip(responses, answers, truncated, strict=True)):
+            answer = None if cut else final_answer(response)
+            if answer is None:
+                continue
+            equal = integers_equal(one_spelling(answer), one_spelling(_clip(gold)))
+            if equal is None:
+                requests[index] = {"answer": answer, "gold": _clip(gold)}
+            else:
+                rewards[index] = equal
+        replies = self._run(requests)
+        for index, reply in replies.items():
+            rewards[index] = reply.get("verdict", False)
+        return ScoreResult(rewards, *_faults(replies))
+
+    def are_golds(self, answers: Sequence[str]) -> list[bool]:
+        """Whether each answer can be a gold answer; one that cannot be judged in time cannot."""
+        requests = {
+            index: {"gold": _clip(answer)}
+            for index, answer in enumerate(answers)
+            if not integers_equal(spelled := one_spelling(answer), spelled)
+        }
+        replies = self._run(requests)
+        return [index not in requests or replies[index].get("verdict", False) for index in range(len(answers))]
+
+    def close(self) -> None:
+        """End the processes."""
+        with self._lock:
+            for worker in self._workers:
+                worker.kill()
+            self._workers.clear()
+
+    def _run(self, requests: dict[int, dict[str, str]]) -> dict[int, dict[str, Any]]:
+        """The reply to each request: {"verdict"}, {"error"} or {"timeout"}."""
+        replies: dict[int, dict[str, Any]] = {}
+        queue = deque(requests)
+        with self._lock:
+            try:
+                while len(replies) < len(requests):
+                    self._assign(queue, requests)
+                    self._collect(replies)
+            finally:
+                for worker in [worker for worker in self._workers if worker.item is not None]:
+                    self._drop(worker)  # only after an exception: a reply to come would be taken for a later item's
+        return replies
+
+    def _assign(self, queue: deque[int], requests: dict[int, dict[str, str]]) -> None:
+        """Give every idle worker an item, and start workers while there are more items than workers."""
+        for worker in [worker for worker in self._workers if worker.ready and worker.item is None]:
+            if not queue:
+                return
+            if worker.send(requests[queue[0]]):
+                worker.item = queue.popleft()
+                worker.deadline = time.monotonic() + self._timeout_s
+            else:
+                self._drop(worker)  # it died while it was idle
+        starting = sum(not worker.ready for worker in self._workers)
+        while len(self._workers) < self._size and starting < len(queue):
+            self._workers.append(_Worker.start(self._timeout_s))
+            starting += 1
+
+    def _collect(self, replies: dict[int, dict[str, Any]]) -> None:
+        """Wait for the next reply, death or deadline of a worker, and take in all that have happened."""
+        waiting = [worker for worker in self._workers if worker.item is not None or not worker.ready]
+        with selectors.DefaultSelector() as selector:
+            for worker in waiting:
+                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+            remaining = min(worker.deadline for worker in waiting) - time.monotonic()
+            heard = [key.data for key, _ in selector.select(max(remaining, 0.0))]
+        for worker in waiting:
+            if worker in heard:
+                reply = worker.receive()
+            elif time.monotonic() >= worker.deadline:
+                reply = {"timeout": True}
+            else:
+                continue
+            if reply is None:
+                continue
+            failed = "timeout" in reply or "died" in reply
+            if failed:
+                self._drop(worker)
+            if worker.item is not None:
+                replies[worker.item] = reply
+                worker.item = None
+            elif failed:
+                raise RuntimeError(f"a scoring process did not start: {' '.join(worker.process.args)}")
+            else:
+                worker.ready = True
+
+    def _drop(self, worker: "_Worker") -> None:
+        self._workers.remove(worker)
+        worker.kill()
+
+
+@dataclass(eq=False)
+class _Worker:
+    """One process; `item` is the request it works on, `deadline` the monotonic time by which it must reply."""
+
+    process: subprocess.Popen[bytes]
+    deadline: float
+    ready: bool = False
+    item: int | None = None
+    received: bytearray = field(default_factory=bytearray)
+
+    @classmethod
+    def start(cls, timeout_s: float) -> Self:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "score_centering.reward.worker", str(timeout_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONHASHSEED": "0"},  # SymPy's order of terms follows string hashes
+        )
+        return cls(process, time.monotonic() + START_TIMEOUT_S)
+
+    def send(self, request: dict[str, str]) -> bool:
+        """Whether the process was there to take the request."""
+        try:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        return True
+
+    def receive(self) -> dict[str, Any] | None:
+        """A whole reply, {"died": True} at the end of the stream, or None while a reply is incomplete."""
+        chunk = os.read(self.process.stdout.fileno(), 1 << 16)
+        if not chunk:
+            return {"died": True}
+        self.received += chunk
+        if not self.received.endswith(b"\n"):
+            return None
+        reply = json.loads(self.received)
+        self.received.clear()
+        return reply
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+
+def _faults(replies: dict[int, dict[str, Any]]) -> tuple[int, int]:
+    """(errors, timeouts) among the replies."""
+    timeouts = sum("timeout" in reply for reply in replies.values())
+    return sum("verdict" not in reply for reply in replies.values()) - timeouts, timeouts
+
+
+def _clip(text: str) -> str:
+    """`text`, or enough of a longer one for the worker to refuse it."""
+    return text[: MAX_ANSWER_CHARS + 1]
