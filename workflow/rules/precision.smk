@@ -1,0 +1,85 @@
+"""The low-precision model, what its rollouts differ by, and the gate that judges the numbers.
+
+Needs the manifests of dataset and model; promises a W8A8 checkpoint, the measured numbers with their figure, and a gate.
+Measuring succeeds whatever the numbers are, so that they survive; the gate fails when one exceeds its limit. Measuring
+uses the GPU where `runtime.device` is cuda.
+"""
+
+
+rule w8a8:
+    input:
+        model="<results>/model/manifest.json",
+    output:
+        config="<results>/model/w8a8/config.json",
+        manifest="<results>/model/w8a8/manifest.json",
+    log:
+        "<results>/logs/w8a8.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        settings=stage_json(SETTINGS, "quantization"),
+        folder=subpath(output.config, parent=True),
+    shell:
+        """
+        exec python workflow/scripts/w8a8.py \
+            --settings {params.settings:q} \
+            --model-manifest {input.model:q} \
+            --output-dir {params.folder:q} \
+            2> >(tee {log:q} >&2)
+        """
+
+
+rule validate:
+    input:
+        dataset="<results>/dataset/manifest.json",
+        model="<results>/model/manifest.json",
+        w8a8=W8A8_CONFIG,
+    output:
+        numbers="<results>/precision/validation.json",
+        figure=report(
+            multiext("<results>/precision/validation", ".png", ".svg", ".pdf"),
+            category="Precision",
+            caption="../report/validation.rst",
+        ),
+    log:
+        "<results>/logs/validate.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        gpu=GPU,
+    params:
+        settings=stage_json(SETTINGS, "validation"),
+    shell:
+        """
+        exec python workflow/scripts/validate.py \
+            --settings {params.settings:q} \
+            --dataset-manifest {input.dataset:q} \
+            --model-manifest {input.model:q} \
+            --w8a8-config {input.w8a8:q} \
+            --output {output.numbers:q} \
+            2> >(tee {log:q} >&2)
+        """
+
+
+rule gate_precision:
+    input:
+        numbers="<results>/precision/validation.json",
+    output:
+        gate="<results>/precision/gate.json",
+    log:
+        "<results>/logs/gate_precision.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        settings=stage_json(SETTINGS, "precision_gate"),
+    shell:
+        """
+        exec python workflow/scripts/gate.py precision \
+            --settings {params.settings:q} \
+            --input {input.numbers:q} \
+            --output {output.gate:q} \
+            2> >(tee {log:q} >&2)
+        """

@@ -1,0 +1,57 @@
+"""Three steps of each arm before the long runs, and the gate that judges them.
+
+Needs the manifests of dataset and model, the W8A8 configuration and a passed precision gate; promises the numbers of the
+smoke run and a gate. The run uses the GPU where `runtime.device` is cuda.
+"""
+
+
+rule smoke:
+    input:
+        dataset="<results>/dataset/manifest.json",
+        model="<results>/model/manifest.json",
+        w8a8=W8A8_CONFIG,
+        precision=ancient("<results>/precision/gate.json"),
+    output:
+        run="<results>/smoke/{arm}/run.json",
+    log:
+        "<results>/logs/smoke/{arm}.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        gpu=GPU,
+    params:
+        settings=lambda wildcards: stage_json(resolved(wildcards.arm, smoke=True), "smoke"),
+    shell:
+        """
+        exec python workflow/scripts/train.py --smoke \
+            --baseline {wildcards.arm:q} \
+            --settings {params.settings:q} \
+            --dataset-manifest {input.dataset:q} \
+            --model-manifest {input.model:q} \
+            --w8a8-config {input.w8a8:q} \
+            --output {output.run:q} \
+            2> >(tee {log:q} >&2)
+        """
+
+
+rule gate_smoke:
+    input:
+        run="<results>/smoke/{arm}/run.json",
+    output:
+        gate="<results>/smoke/{arm}/gate.json",
+    log:
+        "<results>/logs/gate_smoke/{arm}.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        settings=stage_json(SETTINGS, "smoke_gate"),
+    shell:
+        """
+        exec python workflow/scripts/gate.py smoke \
+            --settings {params.settings:q} \
+            --input {input.run:q} \
+            --output {output.gate:q} \
+            2> >(tee {log:q} >&2)
+        """

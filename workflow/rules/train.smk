@@ -1,0 +1,55 @@
+"""One training run for each arm and seed: rule `train_<arm>`, and the arm's own name as its target.
+
+Needs the manifests of dataset and model, the W8A8 configuration and the passed gates; promises the metrics, the resolved
+configuration and the manifest of the run. Gates are ancient: they must exist, but a gate that is judged again retrains
+nothing. Checkpoints and the append-only log lie undeclared in `state/`, so that a killed run resumes. Uses the GPU where
+`runtime.device` is cuda.
+"""
+
+for arm in ARMS:
+
+    rule:
+        name:
+            f"train_{arm}"
+        input:
+            dataset="<results>/dataset/manifest.json",
+            model="<results>/model/manifest.json",
+            w8a8=W8A8_CONFIG,
+            precision=ancient("<results>/precision/gate.json"),
+            smoke=ancient("<results>/smoke/<arm>/gate.json"),
+        output:
+            metrics="<results>/runs/<arm>/seed{seed}/metrics.parquet",
+            timing="<results>/runs/<arm>/seed{seed}/timing.parquet",
+            config="<results>/runs/<arm>/seed{seed}/config.yaml",
+            run="<results>/runs/<arm>/seed{seed}/run.json",
+        log:
+            "<results>/logs/train/<arm>/seed{seed}.log",
+        pathvars:
+            arm=arm,
+        conda:
+            "../../environment.yml"
+        threads: 1
+        resources:
+            gpu=GPU,
+        params:
+            arm=arm,
+            settings=stage_json(resolved(arm), "train"),
+            folder=subpath(output.run, parent=True),
+        shell:
+            """
+            exec python workflow/scripts/train.py \
+                --baseline {params.arm:q} \
+                --seed {wildcards.seed:q} \
+                --settings {params.settings:q} \
+                --dataset-manifest {input.dataset:q} \
+                --model-manifest {input.model:q} \
+                --w8a8-config {input.w8a8:q} \
+                --run-dir {params.folder:q} \
+                2> >(tee {log:q} >&2)
+            """
+
+    rule:
+        name:
+            arm
+        input:
+            expand("<results>/runs/{arm}/seed{seed}/run.json", arm=arm, seed=SEEDS),
