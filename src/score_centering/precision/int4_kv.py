@@ -1,7 +1,8 @@
 """vLLM 0.25.0's `int4_per_token_head` KV cache: sign flip, Hadamard rotation, asymmetric 4-bit codes, inline scale.
 
 K and V are coded apart, per token and KV head, K after RoPE. One coded vector of head size D is D/2 + 4 bytes: two
-codes a byte (even index in the low nibble), then a little-endian FP32 scale whose 4 low mantissa bits hold the zero point.
+codes a byte (even index in the low nibble), then a little-endian FP32 scale that holds the zero point in its 4 low
+mantissa bits.
 Every function works on the last axis and on any leading shape, on CPU and CUDA, and never waits for the device.
 
 Attention runs in the rotated space: with q' = rotate(q), scores are q'·k' / D, and unrotate() takes the weighted sum
@@ -40,6 +41,7 @@ def _signs(head_size: int, device: torch.device) -> Tensor:
 
 def _hadamard(x: Tensor) -> Tensor:
     """Unnormalised Walsh-Hadamard transform of the last axis, as log2(D) add-and-subtract passes in x's dtype."""
+    x = x.contiguous()
     size = x.shape[-1]
     width = 1
     while width < size:
@@ -53,13 +55,23 @@ def _hadamard(x: Tensor) -> Tensor:
 def rotate(x: Tensor) -> Tensor:
     """Sign flip, then unnormalised Hadamard rotation in FP32, rounded back to x's dtype; x (..., D)."""
     check_head_size(x.shape[-1])
-    return _hadamard(x.float() * _signs(x.shape[-1], x.device)).to(x.dtype)
+    signs = _signs(x.shape[-1], x.device)
+    if x.is_cuda:
+        from score_centering.precision import kernels
+
+        return kernels.rotate(x, signs, inverse=False)
+    return _hadamard(x.float() * signs).to(x.dtype)
 
 
 def unrotate(x: Tensor) -> Tensor:
     """Inverse of `rotate` for an x (..., D) of the rotated space: Hadamard, sign flip, division by D."""
     check_head_size(x.shape[-1])
-    return (_hadamard(x.float().contiguous()) * _signs(x.shape[-1], x.device) / x.shape[-1]).to(x.dtype)
+    signs = _signs(x.shape[-1], x.device)
+    if x.is_cuda:
+        from score_centering.precision import kernels
+
+        return kernels.rotate(x, signs, inverse=True)
+    return (_hadamard(x.float()) * (signs / x.shape[-1])).to(x.dtype)
 
 
 def quantise(rotated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +105,7 @@ def pack(codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inverse of `pack`: bytes (..., D/2 + 4) → codes (..., D) uint8, scale (...) float32 (4 low bits 0), zero (...)."""
+    """Inverse of `pack`: bytes (..., D/2 + 4) → codes (..., D) uint8, scale (...) with 4 low bits 0, zero (...)."""
     even, odd, scale, zero = unpack_streams(packed)
     return torch.stack((even, odd), dim=-1).flatten(-2), scale, zero
 
@@ -109,10 +121,19 @@ def unpack_streams(packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def encode(x: Tensor) -> Tensor:
     """Rotate, quantise and pack vectors (..., D) → (..., D/2 + 4) uint8: what is written into the cache."""
+    if x.is_cuda:
+        from score_centering.precision import kernels
+
+        check_head_size(x.shape[-1])
+        return kernels.encode(x, _signs(x.shape[-1], x.device))
     return pack(*quantise(rotate(x)))
 
 
 def decode(packed: Tensor) -> Tensor:
     """Bytes (..., D/2 + 4) → vectors (..., D) float32 in the rotated space: (code − zero) · scale."""
+    if packed.is_cuda:
+        from score_centering.precision import kernels
+
+        return kernels.decode(packed)
     codes, scale, zero = unpack(packed)
     return (codes - zero.float().unsqueeze(-1)) * scale.unsqueeze(-1)

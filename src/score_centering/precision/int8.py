@@ -3,6 +3,8 @@
 Axis letters: N rows (tokens), I input features, O output features.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -43,15 +45,26 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     weight (O, I) bfloat16. Returns codes (O, I) int8 and scale (O, 1) bfloat16:
     scale = absmax / 127.5 (2**-7 where that is 0), code = rint(clamp(bf16(w / scale), -128, 127)).
+    A channel with a NaN or an infinite weight has a scale that is not finite.
     """
-    if weight.dtype != torch.bfloat16 or weight.dim() != 2:
-        raise ValueError(
-            f"quantise_weight: got {weight.dtype} of shape {tuple(weight.shape)}, takes a bfloat16 matrix (out, in)"
-        )
-    if weight.is_cuda:
+    return quantise_weights([weight])[0]
+
+
+def quantise_weights(weights: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """`quantise_weight` of each weight; all lie on one device."""
+    for weight in weights:
+        if weight.dtype != torch.bfloat16 or weight.dim() != 2:
+            raise ValueError(
+                f"INT8 weights: got {weight.dtype} {tuple(weight.shape)}, must be a bfloat16 matrix (out, in)"
+            )
+    if weights and weights[0].is_cuda:
         from score_centering.precision import kernels
 
-        return kernels.quantise_weight(weight)
+        return kernels.quantise_weights(weights)
+    return [_quantise_weight_cpu(weight) for weight in weights]
+
+
+def _quantise_weight_cpu(weight: Tensor) -> tuple[Tensor, Tensor]:
     scale = weight.abs().amax(dim=1, keepdim=True) / 127.5
     scale = torch.where(scale == 0, torch.finfo(torch.bfloat16).eps, scale)
     return (weight / scale).clamp_(-128, 127).round_().to(torch.int8), scale

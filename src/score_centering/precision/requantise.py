@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from score_centering.precision.int8 import quantise_weight
+from score_centering.precision.int8 import quantise_weights
 
 
 def listed_linears(w8a8_config: dict, model: nn.Module) -> list[str]:
@@ -43,25 +43,27 @@ def requantise(weights: Mapping[str, Tensor], listed: Sequence[str]) -> dict[str
     missing = sorted(pending - weights.keys())
     if missing:
         raise ValueError(f"requantise: no weight {missing[0]!r}, but the W8A8 config lists its layer")
-    result: dict[str, Tensor] = {}
-    scales: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        if name not in pending:
-            result[name] = tensor
-            continue
-        if tensor.dtype != torch.bfloat16 or tensor.dim() != 2:
+    names = [name for name in weights if name in pending]
+    for name in names:
+        if weights[name].dtype != torch.bfloat16 or weights[name].dim() != 2:
             raise ValueError(
-                f"requantise: {name} is {tensor.dtype} of shape {tuple(tensor.shape)}, must be a bfloat16 matrix (out, in)"
+                f"requantise: {name} is {weights[name].dtype} {tuple(weights[name].shape)}, "
+                "must be a bfloat16 matrix (out, in)"
             )
-        result[name], result[f"{name}_scale"] = quantise_weight(tensor)
-        scales[name] = result[f"{name}_scale"]
-    _refuse_non_finite(scales)
+    quantised = dict(zip(names, quantise_weights([weights[name] for name in names]), strict=True))
+    _refuse_non_finite(quantised)
+    result: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if name in quantised:
+            result[name], result[f"{name}_scale"] = quantised[name]
+        else:
+            result[name] = tensor
     return result
 
 
-def _refuse_non_finite(scales: Mapping[str, Tensor]) -> None:
+def _refuse_non_finite(quantised: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """One device round trip for all layers: a NaN or infinite weight shows in its channel's scale."""
-    if not scales or torch.isfinite(torch.cat(list(scales.values()))).all():
+    if not quantised or torch.isfinite(torch.cat([scale for _, scale in quantised.values()])).all():
         return
-    name = next(name for name, scale in scales.items() if not torch.isfinite(scale).all())
+    name = next(name for name, (_, scale) in quantised.items() if not torch.isfinite(scale).all())
     raise ValueError(f"requantise: {name} holds a NaN or an infinite value, only finite weights can be quantised")
