@@ -1,0 +1,68 @@
+# make all    the whole experiment at the default scale, on two CPU cores
+# make test   every check and test
+# make lock   resolve requirements/*.lock again, after a change of pins
+#
+# PIP_ARGS    more options for pip, such as the index of CPU builds of torch (see README.md)
+# PYTHON      the interpreter that the environment is made with, 3.11 or later
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := all
+.PHONY: all test check lock schema dag environment test-environment
+
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+CPU_LOCK := requirements/cpu.lock
+TEST_LOCK := requirements/test.lock
+# Stamps are named after what was installed, so that an environment follows its lock, not the time of a checkout.
+CPU_STAMP := $(VENV)/cpu-$(shell cat $(CPU_LOCK) pyproject.toml | cksum | cut -d' ' -f1)
+TEST_STAMP := $(VENV)/test-$(shell cat $(CPU_LOCK) $(TEST_LOCK) pyproject.toml | cksum | cut -d' ' -f1)
+IN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+
+all: environment
+	$(IN) snakemake --cores 1 all
+
+test: check
+	$(IN) OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal
+
+check: test-environment
+	$(IN) ruff check .
+	$(IN) ruff format --check .
+	$(IN) snakefmt --check workflow
+	$(IN) snakemake --lint
+	$(IN) lint-imports
+
+environment: $(CPU_STAMP)
+
+test-environment: $(TEST_STAMP)
+
+$(CPU_STAMP):
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or later is needed; name one with make PYTHON=…")'
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -r $(CPU_LOCK)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -e .
+	touch $@
+
+# Without dependencies: the lock is complete, and nothing that `make all` installed may change.
+$(TEST_STAMP): $(CPU_STAMP)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -r $(TEST_LOCK)
+	touch $@
+
+# Both sets are resolved together, so that the tests' packages never ask for another version of a default one. The CUDA
+# libraries are left out: torch itself pins those its build needs, and its CPU build needs none.
+COMPILE := build/lock/bin/uv pip compile --quiet --python-version 3.11 --no-annotate --no-header
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --disable-pip-version-check --quiet uv==0.13.9
+	$(COMPILE) pyproject.toml requirements/test.in --overrides requirements/overrides.txt --output-file build/lock/all.txt
+	$(COMPILE) pyproject.toml --constraints build/lock/all.txt --output-file build/lock/cpu.txt
+	grep -vP '^(cuda-|triton==|nvidia-(?!ml-py))' build/lock/cpu.txt > $(CPU_LOCK)
+	comm -13 <(sort build/lock/cpu.txt) <(sort build/lock/all.txt) > $(TEST_LOCK)
+
+# The files that are generated from others, and held to them by tests.
+schema: environment
+	$(IN) python -c 'from score_centering.settings.schema import schema_text; print(schema_text(), end="")' > workflow/schemas/config.schema.json
+
+dag: environment
+	$(IN) python tests/dag/graphs.py
