@@ -1,0 +1,271 @@
+"""The policy loss of a microbatch from hidden states or from logits: two entries, one chunk core.
+
+Tokens are taken in chunks. Each chunk's logits are formed, reduced to per-token terms and turned into their gradient in the same
+pass, inside one autograd function, so no (T, V) tensor is held beyond what the caller passes. Softmax arithmetic is float32
+(float64 for float64 inputs). Products of bfloat16 tensors accumulate in float32 and logits are not rounded to bfloat16; on the
+CPU, where bfloat16 products are slow, they are float32 products of the same bfloat16 values.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from score_centering.objectives.batch import TokenBatch, check_shapes
+from score_centering.objectives.metrics import token_sums
+from score_centering.objectives.objective import Objective
+from score_centering.objectives.terms import SoftmaxGradient, TokenTerms, harmless_rows, token_terms
+
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1600 << 20}
+
+
+@dataclass(frozen=True)
+class LossResult:
+    """loss: scalar Σ w·ℓ with gradient. logprobs: (T,) log p_y, detached, 0 in masked rows.
+
+    terms: per-token results, detached; masked rows are 0. sums: float64 scalars for `add_sums` and `finalise_metrics`.
+    """
+
+    loss: Tensor
+    logprobs: Tensor
+    terms: TokenTerms
+    sums: dict[str, Tensor]
+
+
+def policy_loss_from_hidden(
+    hidden: Tensor,
+    lm_head_weight: Tensor,
+    batch: TokenBatch,
+    objective: Objective,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+) -> LossResult:
+    """loss = Σ_t w_t·ℓ_t of p = softmax(hidden·lm_head_weightᵀ / temperature), with the gradients of both inputs.
+
+    Args:
+        hidden: (T, D) bfloat16, float32 or float64; row t predicts target_ids[t].
+        lm_head_weight: (V, D) of hidden's dtype, or float32 beside bfloat16 hidden states: products then use its bfloat16 values,
+            its gradient stays float32.
+        batch: the T tokens.
+        temperature: the sampling temperature.
+        chunk_size: tokens a chunk; None picks one that keeps the chunk's buffers within CHUNK_BYTES.
+    """
+    if hidden.dim() != 2 or lm_head_weight.dim() != 2 or hidden.shape[1] != lm_head_weight.shape[1]:
+        raise ValueError(
+            f"policy loss: hidden {tuple(hidden.shape)} and lm_head_weight {tuple(lm_head_weight.shape)} must be (T, D) and (V, D)"
+        )
+    if lm_head_weight.dtype not in (hidden.dtype, torch.float32) or (
+        hidden.dtype == torch.float64 and lm_head_weight.dtype != torch.float64
+    ):
+        raise ValueError(
+            f"policy loss: hidden is {hidden.dtype} and lm_head_weight {lm_head_weight.dtype}; "
+            "allowed are one dtype for both, or a float32 weight with bfloat16 hidden states"
+        )
+    rows, chunk = _prepare(hidden, lm_head_weight.shape[0], batch, objective, temperature, chunk_size)
+    needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or lm_head_weight.requires_grad)
+    loss, *terms = _LossFromHidden.apply(hidden, lm_head_weight, rows, objective, temperature, chunk, needs_gradient)
+    return _result(loss, terms, objective, batch)
+
+
+def policy_loss_from_logits(
+    logits: Tensor, batch: TokenBatch, objective: Objective, temperature: float = 1.0, chunk_size: int | None = None
+) -> LossResult:
+    """The same loss from logits (T, V) that are not yet divided by the temperature; their gradient has their dtype."""
+    if logits.dim() != 2:
+        raise ValueError(f"policy loss: logits {tuple(logits.shape)} must be (T, V)")
+    rows, chunk = _prepare(logits, logits.shape[1], batch, objective, temperature, chunk_size)
+    needs_gradient = torch.is_grad_enabled() and logits.requires_grad
+    loss, *terms = _LossFromLogits.apply(logits, rows, objective, temperature, chunk, needs_gradient)
+    return _result(loss, terms, objective, batch)
+
+
+def _prepare(
+    inputs: Tensor, vocab_size: int, batch: TokenBatch, objective: Objective, temperature: float, chunk_size: int | None
+) -> tuple[TokenBatch, int]:
+    if inputs.dtype not in DTYPES:
+        raise ValueError(f"policy loss: {inputs.dtype} is not one of {', '.join(str(dtype) for dtype in DTYPES)}")
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"policy loss: temperature {temperature} must be positive and finite")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"policy loss: chunk_size {chunk_size} must be at least 1")
+    check_shapes(batch, inputs.shape[0], vocab_size, objective.needs_candidates)
+    rows = harmless_rows(batch, _arithmetic(inputs.dtype), objective.needs_candidates)
+    return rows, chunk_size or _default_chunk_size(inputs.shape[0], vocab_size, inputs.device.type)
+
+
+def _arithmetic(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _default_chunk_size(rows: int, vocab_size: int, device_type: str) -> int:
+    """Equal chunks, as few as the budget allows; a row costs its float32 logits and its gradient of at most 4 bytes each."""
+    most = max(1, CHUNK_BYTES[device_type] // (6 * vocab_size))
+    chunks = max(1, -(-rows // most))
+    return max(1, -(-rows // chunks))
+
+
+def _result(loss: Tensor, terms: list[Tensor], objective: Objective, batch: TokenBatch) -> LossResult:
+    per_token = TokenTerms(**dict(zip(_term_names(objective), terms, strict=True)))
+    return LossResult(loss, per_token.log_p, per_token, token_sums(per_token, batch))
+
+
+def _term_names(objective: Objective) -> tuple[str, ...]:
+    if objective.clips:
+        return ("loss", "log_p", "entropy", "clipped")
+    if objective.centering:
+        head = ("head_mass_sampler", "head_mass_trainer", "correction_abs")
+        return ("loss", "log_p", "entropy", "weight", *head)
+    return ("loss", "log_p", "entropy", "weight")
+
+
+def _slice(rows: TokenBatch, start: int, stop: int) -> TokenBatch:
+    columns = {field.name: getattr(rows, field.name) for field in fields(rows)}
+    return replace(rows, **{name: None if column is None else column[start:stop] for name, column in columns.items()})
+
+
+class _Core:
+    """One pass over the chunks: per-token terms, and the gradient of Σ w·ℓ with respect to each chunk's logits."""
+
+    def __init__(self, rows: TokenBatch, objective: Objective, temperature: float):
+        self.rows, self.objective, self.temperature = rows, objective, temperature
+        names = _term_names(objective)
+        self.terms = {name: torch.zeros_like(rows.advantages) for name in names}
+
+    def chunk(self, logits: Tensor, start: int, stop: int, gradient: Tensor | None) -> None:
+        """Reduce logits (C, V) of the rows [start, stop); write dΣwℓ/dlogits into `gradient` (C, V) unless it is None.
+
+        `gradient` may be `logits` itself.
+        """
+        rows = _slice(self.rows, start, stop)
+        normaliser, mean_logit = row_statistics(logits, self.temperature)
+        log_p = logits.gather(1, rows.target_ids[:, None]).squeeze(1) / self.temperature - normaliser
+        head_log_p = None
+        if self.objective.centering:
+            head_log_p = logits.gather(1, rows.candidate_ids) / self.temperature - normaliser[:, None]
+        terms, softmax_gradient = token_terms(log_p, normaliser - mean_logit, head_log_p, rows, self.objective)
+        for name, stored in self.terms.items():
+            torch.mul(getattr(terms, name), rows.mask, out=stored[start:stop])
+        if gradient is not None:
+            write_gradient(logits, normaliser, softmax_gradient, rows, self.temperature, gradient)
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        loss = (self.rows.loss_weights.double() * self.terms["loss"].double()).sum().to(self.rows.advantages.dtype)
+        return (loss, *self.terms.values())
+
+
+def row_statistics(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """log Σ exp z and Σ p·z of z = logits/temperature, per row of logits (C, V); −inf logits count as p = 0. Returns (C,), (C,)."""
+    scaled = logits / temperature
+    normaliser = scaled.logsumexp(1)
+    probability = (scaled - normaliser[:, None]).exp()
+    mean = torch.where(probability == 0, 0.0, probability * scaled).sum(1)
+    return normaliser, mean
+
+
+def write_gradient(
+    logits: Tensor, normaliser: Tensor, part: SoftmaxGradient, rows: TokenBatch, temperature: float, out: Tensor
+) -> None:
+    """out (C, V) = w/temperature·dℓ/dz: dense·p_j everywhere, `values` at `ids`."""
+    scale = rows.loss_weights / temperature
+    softmax = torch.sub(logits / temperature, normaliser[:, None]).exp_()
+    out.copy_(softmax.mul_((scale * part.dense)[:, None]))
+    values = (scale[:, None] * part.values).to(out.dtype)
+    out.scatter_(1, part.ids[:, :1], values[:, :1])
+    out.scatter_(1, part.ids[:, 1:], values[:, 1:])
+
+
+class _LossFromHidden(Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, rows, objective, temperature, chunk_size, needs_gradient):
+        core = _Core(rows, objective, temperature)
+        arithmetic = _arithmetic(hidden.dtype)
+        operand = hidden.dtype if hidden.is_cuda else arithmetic
+        weight_operand = weight.to(hidden.dtype).to(operand)
+        needs_hidden = needs_gradient and ctx.needs_input_grad[0]
+        needs_weight = needs_gradient and ctx.needs_input_grad[1]
+        hidden_gradient = torch.empty_like(hidden) if needs_hidden else None
+        accumulator = weight.dtype if hidden.is_cuda else arithmetic
+        weight_gradient = torch.empty_like(weight, dtype=accumulator) if needs_weight else None
+        total, vocab_size = hidden.shape[0], weight.shape[0]
+        buffer = hidden.new_empty(min(chunk_size, total), vocab_size, dtype=arithmetic)
+        gradient_buffer = buffer if operand == arithmetic else torch.empty_like(buffer, dtype=operand)
+        for start in range(0, total, chunk_size):
+            stop = min(start + chunk_size, total)
+            states = torch.where(rows.mask[start:stop, None], hidden[start:stop], 0).to(operand)
+            logits = buffer[: stop - start]
+            _product(states, weight_operand.T, logits)
+            if not needs_gradient:
+                core.chunk(logits, start, stop, None)
+                continue
+            gradient = gradient_buffer[: stop - start]
+            core.chunk(logits, start, stop, gradient)
+            if operand != hidden.dtype:
+                gradient.copy_(gradient.to(hidden.dtype))  # round as the tensor cores' operand is
+            if needs_hidden:
+                hidden_gradient[start:stop] = gradient @ weight_operand
+            if needs_weight:
+                _accumulate(weight_gradient, gradient.T, states, first=start == 0)
+        if needs_weight and total == 0:
+            weight_gradient.zero_()
+        ctx.gradients = (
+            hidden_gradient,
+            weight_gradient if weight_gradient is None else weight_gradient.to(weight.dtype),
+        )
+        outputs = core.outputs()
+        ctx.mark_non_differentiable(*outputs[1:])
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, loss_gradient, *unused):
+        return (*_scaled(ctx, loss_gradient), None, None, None, None, None)
+
+
+class _LossFromLogits(Function):
+    @staticmethod
+    def forward(ctx, logits, rows, objective, temperature, chunk_size, needs_gradient):
+        core = _Core(rows, objective, temperature)
+        gradient = torch.empty_like(logits) if needs_gradient else None
+        for start in range(0, logits.shape[0], chunk_size):
+            stop = min(start + chunk_size, logits.shape[0])
+            chunk = torch.where(rows.mask[start:stop, None], logits[start:stop].to(_arithmetic(logits.dtype)), 0)
+            core.chunk(chunk, start, stop, gradient[start:stop] if needs_gradient else None)
+        ctx.gradients = (gradient,)
+        outputs = core.outputs()
+        ctx.mark_non_differentiable(*outputs[1:])
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, loss_gradient, *unused):
+        return (*_scaled(ctx, loss_gradient), None, None, None, None, None)
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """out = left·right with float32 accumulation and, for bfloat16 operands, a float32 result."""
+    if left.dtype == out.dtype:
+        torch.mm(left, right, out=out)
+    else:
+        torch.mm(left, right, out_dtype=out.dtype, out=out)
+
+
+def _accumulate(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
+    """total = left·right for the first chunk, total += left·right after it."""
+    if first:
+        _product(left, right, total)
+    elif left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+
+
+def _scaled(ctx: Function, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of forward times that of the loss, in place: they exist once, so backward runs once."""
+    if ctx.gradients is None:
+        raise RuntimeError("policy loss: backward ran twice; compute the loss again for a second backward")
+    gradients, ctx.gradients = ctx.gradients, None
+    return tuple(None if gradient is None else gradient.mul_(loss_gradient) for gradient in gradients)
