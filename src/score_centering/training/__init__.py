@@ -1,0 +1,1 @@
+"""The run loop: rollouts, rewards, updates, and one recorded row a step."""

@@ -1,0 +1,36 @@
+"""Which device a run trains on, and its lease."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from score_centering.runs import gpu_lease
+from score_centering.settings import UserError
+
+
+def device_name(device: str) -> str:
+    """The kind of device, part of a run's identity: "cpu", or the GPU's product name.
+
+    Raises:
+        UserError: `cuda` is asked for and torch sees no GPU.
+    """
+    if device == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise UserError("runtime.device = 'cuda': torch sees no CUDA device (cpu is the other choice)")
+    return torch.cuda.get_device_name()
+
+
+def lease(device: str) -> AbstractContextManager[None]:
+    """Holds the GPU that `SC_GPU` names (default 0) for the block; nothing to hold on a CPU.
+
+    Raises:
+        UserError: `SC_GPU` is no index, or another run holds that GPU.
+    """
+    if device == "cpu":
+        return nullcontext()
+    index = os.environ.get("SC_GPU", "0")
+    if not index.isdecimal():
+        raise UserError(f"SC_GPU = {index!r}: must be the index of one GPU")
+    return gpu_lease(int(index))

@@ -1,0 +1,85 @@
+"""Train one arm with one seed, or smoke-test it: generate, score, update, and log every step.
+
+By hand:  python workflow/scripts/train.py --baseline sc --smoke actor_rollout_ref.actor.optim.lr=1e-4
+Inputs and outputs default to results/<experiment>/. Stopped by Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 it writes a
+checkpoint and exits with code 75; the same command goes on from there.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import yaml
+
+from score_centering.settings import UserError, cli, run_main
+from score_centering.settings.stages import TrainStage
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--baseline", required=True, metavar="ARM", help="an arm of the configuration")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--smoke", action="store_true", help="a few steps, no checkpoint; writes run.json only")
+    parser.add_argument("--dataset-manifest", type=Path, help="default: results/<experiment>/dataset/manifest.json")
+    parser.add_argument("--train-file", type=Path, help="a parquet file instead of the manifest's training split")
+    parser.add_argument("--val-file", type=Path, help="a parquet file instead of the manifest's test split")
+    parser.add_argument("--model-manifest", type=Path, help="default: results/<experiment>/model/manifest.json")
+    parser.add_argument("--w8a8-config", type=Path, help="default: results/<experiment>/model/w8a8/config.json")
+    parser.add_argument("--run-dir", type=Path, help="default: results/<experiment>/{runs/ARM/seedK, smoke/ARM}")
+    parser.add_argument("--print-config", action="store_true", help="print the resolved settings and start nothing")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, the workflow's, ends")
+    cli.add_arguments(parser)
+    arguments = parser.parse_intermixed_args()
+    stage = cli.read(arguments, TrainStage, arguments.baseline, arguments.smoke)
+    if arguments.print_config:
+        print(yaml.safe_dump(stage.model_dump(mode="json"), sort_keys=False), end="")
+        return
+    _train(arguments, stage)
+
+
+def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
+    if arguments.parent is not None:
+        from score_centering.runs import die_with_parent
+
+        die_with_parent(arguments.parent)
+    if stage.trainer.name != "local":
+        raise UserError(f"trainer.name = {stage.trainer.name!r}: this version has the local trainer only")
+    results = Path("results") / stage.experiment
+    dataset = arguments.dataset_manifest or results / "dataset/manifest.json"
+    model = arguments.model_manifest or results / "model/manifest.json"
+    w8a8 = arguments.w8a8_config or Path(os.environ.get("SC_INT8_CONFIG") or results / "model/w8a8/config.json")
+    name = f"smoke/{arguments.baseline}" if arguments.smoke else f"runs/{arguments.baseline}/seed{arguments.seed}"
+    run_dir = arguments.run_dir or results / name
+
+    from score_centering.data import read_split
+    from score_centering.data.manifest import read_table
+    from score_centering.model.manifest import verified_folder
+    from score_centering.runs import PRODUCTS, make_identity, open_run
+    from score_centering.training.device import device_name, lease
+    from score_centering.training.local import Inputs, train
+
+    needs_w8a8 = stage.actor_rollout_ref.rollout.quantization is not None
+    inputs = Inputs(
+        train=read_table(arguments.train_file) if arguments.train_file else read_split(dataset, "train"),
+        validation=read_table(arguments.val_file) if arguments.val_file else read_split(dataset, "test"),
+        model_folder=verified_folder(model),
+        w8a8_config=w8a8 if needs_w8a8 else None,
+    )
+    identity = make_identity(
+        stage.experiment,
+        arguments.baseline,
+        arguments.seed,
+        stage.model_dump(mode="json", exclude={"trainer": {"logger"}}),
+        device_name(stage.runtime.device),
+        stage.trainer.revision,
+        None if arguments.train_file and arguments.val_file else dataset,
+        model,
+        inputs.w8a8_config,
+    )
+    publish = ["run.json"] if arguments.smoke else PRODUCTS
+    with lease(stage.runtime.device), open_run(run_dir, identity, publish) as run:
+        train(run, stage, arguments.baseline, arguments.seed, inputs)
+
+
+if __name__ == "__main__":
+    run_main(main)
