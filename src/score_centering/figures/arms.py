@@ -1,0 +1,57 @@
+"""How an arm looks, everywhere: its label, colour, line style and marker.
+
+Colours are the Okabe-Ito palette, which people with any common colour-vision deficiency can tell apart. Warm colours
+are arms without score centering, cool ones arms with it, black is the BF16 control. Line style and marker differ as
+well, so that a greyscale print is still readable.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ArmStyle:
+    label: str
+    colour: str  # on a light background
+    dark_colour: str  # on a dark background
+    dashes: tuple[float, ...]  # on-off lengths in points; () is a solid line
+    marker: str  # Matplotlib's code
+
+
+KNOWN = {
+    "grpo_bf16": ArmStyle("GRPO, BF16 rollouts", "#000000", "#f2f2f2", (), "s"),
+    "grpo": ArmStyle("GRPO", "#d55e00", "#ff8a3d", (4.5, 1.5), "X"),
+    "sc": ArmStyle("SC", "#0072b2", "#4aa8e0", (), "o"),
+    "sc_mis": ArmStyle("SC + MIS", "#009e73", "#2fc79b", (1.2, 1.0), "^"),
+    "sc_tis": ArmStyle("SC + TIS", "#56b4e9", "#8fd0f5", (6.0, 1.2, 1.2, 1.2), "D"),
+    "grpo_mis": ArmStyle("GRPO + MIS", "#e69f00", "#ffc247", (2.5, 1.5), "P"),
+}
+
+# For arms that the published experiment does not have.
+OTHERS = (
+    ("#cc79a7", "#e6a3c6", (), "v"),
+    ("#7a4fbf", "#b496ea", (4.5, 1.5), "<"),
+    ("#8c6d31", "#c7a766", (1.2, 1.0), ">"),
+    ("#6b6b6b", "#ababab", (6.0, 1.2, 1.2, 1.2), "h"),
+    ("#a50f15", "#ef6a6f", (2.5, 1.5), "*"),
+    ("#b8c800", "#d8e84a", (), "p"),
+)
+
+
+def in_order(arms: Iterable[str]) -> list[str]:
+    """The control first, then the published arms in their order, then the others by name; each once."""
+    known = list(KNOWN)
+    return sorted(set(arms), key=lambda arm: (known.index(arm) if arm in KNOWN else len(known), arm))
+
+
+def styles(arms: Iterable[str]) -> dict[str, ArmStyle]:
+    """One style per arm. Published arms always get the same one; others get theirs in order of name."""
+    chosen: dict[str, ArmStyle] = {}
+    others = 0
+    for arm in in_order(arms):
+        if arm in KNOWN:
+            chosen[arm] = KNOWN[arm]
+        else:
+            chosen[arm] = ArmStyle(arm, *OTHERS[others % len(OTHERS)])
+            others += 1
+    return chosen

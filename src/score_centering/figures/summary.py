@@ -1,0 +1,119 @@
+"""summary.parquet and summary.md: one row per arm and seed."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from score_centering.figures.arms import KNOWN, styles
+from score_centering.figures.experiment import Experiment, Run
+from score_centering.figures.series import WINDOW, mean_of_measured, trailing_mean
+from score_centering.runs import schema
+
+COLLAPSED_BELOW = 0.1  # of the peak
+
+COLUMNS = (
+    ("arm", pa.string(), "", "name of the arm"),
+    ("seed", pa.int32(), "", "seed of the run"),
+    ("steps", pa.int32(), "steps", "last step of the run"),
+    ("reward_first", pa.float64(), "1", f"mean reward over the first {WINDOW} steps"),
+    ("reward_last", pa.float64(), "1", f"mean reward over the last {WINDOW} steps"),
+    ("reward_peak", pa.float64(), "1", f"largest mean reward of any {WINDOW} consecutive steps"),
+    ("reward_peak_step", pa.int32(), "step", "last step of those"),
+    ("reward_share_kept", pa.float64(), "1", "reward_last over reward_peak; null where the peak is 0"),
+    (
+        "collapse_step",
+        pa.int32(),
+        "step",
+        f"first step after the peak whose mean reward over {WINDOW} steps is below {COLLAPSED_BELOW:.0%} of the peak; "
+        "null where that never happened",
+    ),
+    ("k3_kl_max", pa.float64(), "nats/token", "largest K3 of any step"),
+    ("k3_kl_final", pa.float64(), "nats/token", f"mean K3 over the last {WINDOW} steps"),
+    ("truncated_share", pa.float64(), "1", "mean over all steps of the share of rollouts cut at the length limit"),
+    ("val_reward_last", pa.float64(), "1", "mean reward of the last greedy validation; null where there was none"),
+)
+SUMMARY = pa.schema(
+    [pa.field(name, kind, metadata={"unit": unit, "definition": text}) for name, kind, unit, text in COLUMNS]
+)
+
+
+def summarise_run(run: Run) -> dict[str, float | int | str | None]:
+    """One row of the summary. A run shorter than the window is one window. Null (None) where nothing was measured."""
+    measured = ~np.isnan(run.metrics["reward_mean"])
+    steps, reward = run.steps[measured].astype(int), run.metrics["reward_mean"][measured]
+    row: dict[str, float | int | str | None] = dict.fromkeys(SUMMARY.names)
+    k3 = run.metrics["k3_kl"]
+    validation = run.metrics["val_reward_mean"]
+    row |= {
+        "arm": run.arm,
+        "seed": run.seed,
+        "steps": int(run.steps[-1]),
+        "k3_kl_max": _number(np.fmax.reduce(k3)),
+        "k3_kl_final": _number(mean_of_measured(k3[-WINDOW:])),
+        "truncated_share": _number(mean_of_measured(run.metrics["truncated_share"])),
+        "val_reward_last": _number([np.nan, *validation[~np.isnan(validation)]][-1]),
+    }
+    if not reward.size:
+        return row
+    window = min(WINDOW, len(reward))
+    smoothed = trailing_mean(reward, window)[window - 1 :]  # complete windows only
+    smoothed_steps = steps[window - 1 :]
+    peak = int(np.argmax(smoothed))
+    low = smoothed[peak:] < COLLAPSED_BELOW * smoothed[peak]
+    return row | {
+        "reward_first": float(smoothed[0]),
+        "reward_last": float(smoothed[-1]),
+        "reward_peak": float(smoothed[peak]),
+        "reward_peak_step": int(smoothed_steps[peak]),
+        "reward_share_kept": float(smoothed[-1] / smoothed[peak]) if smoothed[peak] > 0 else None,
+        "collapse_step": int(smoothed_steps[peak + int(np.argmax(low))]) if low.any() else None,
+    }
+
+
+def summarise(experiment: Experiment) -> pa.Table:
+    """Table of schema SUMMARY, its metadata naming the experiment and the smoothing window."""
+    rows = [summarise_run(run) for run in experiment.runs]
+    metadata = {"experiment": experiment.name, "schema_version": str(schema.SCHEMA_VERSION), "window": str(WINDOW)}
+    return pa.Table.from_pylist(rows, SUMMARY).replace_schema_metadata(metadata)
+
+
+def write_summary(table: pa.Table, folder: Path) -> list[Path]:
+    """Writes summary.parquet and summary.md into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, folder / "summary.parquet", version="2.6", compression="snappy", use_dictionary=False)
+    (folder / "summary.md").write_text(markdown(table), encoding="utf-8")
+    return [folder / "summary.parquet", folder / "summary.md"]
+
+
+def markdown(table: pa.Table) -> str:
+    """The summary as a Markdown document: the table, then what each column means."""
+    names = table.column_names
+    looks = styles(table["arm"].to_pylist())
+    lines = [
+        f"# Summary of experiment {table.schema.metadata[b'experiment'].decode()}",
+        "",
+        f"| {' | '.join(names)} |",
+        f"|{'|'.join(':--' if name == 'arm' else '--:' for name in names)}|",
+    ]
+    lines += [f"| {' | '.join(display(name, row[name]) for name in names)} |" for row in table.to_pylist()]
+    named = ", ".join(f"`{arm}` = {look.label}" for arm, look in looks.items() if arm in KNOWN)
+    lines += ["", "–: not measured, or it never happened.", *([f"Arms: {named}."] if named else []), ""]
+    lines += [f"- `{name}`{f' ({unit})' if unit not in ('', '1') else ''}: {text}" for name, _, unit, text in COLUMNS]
+    return "\n".join(lines) + "\n"
+
+
+def display(name: str, value: float | int | str | None) -> str:
+    """A cell as people read it: shares in per cent, rewards with three decimals, K3 with two significant digits."""
+    if value is None:
+        return "–"
+    if name in ("reward_share_kept", "truncated_share"):
+        return f"{100 * value:.1f} %"
+    if name.startswith("k3_kl"):
+        return "0" if value == 0 else f"{value:.1e}"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

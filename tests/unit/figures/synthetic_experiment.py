@@ -1,0 +1,97 @@
+"""Writes the run folders of an invented experiment, for tests of figures, tables and the report."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from score_centering.runs import schema
+
+ARMS = ("grpo_bf16", "grpo", "sc", "sc_mis", "sc_tis", "grpo_mis")
+CENTERED = ("sc", "sc_mis", "sc_tis")
+
+
+def reward_curve(arm: str, progress: np.ndarray) -> np.ndarray:
+    """Expected reward at `progress` (S,) from 0 to 1: every arm learns, `grpo` and `grpo_mis` then fall."""
+    learned = 0.32 + 0.45 * (1 - np.exp(-3 * progress))
+    fall = {"grpo": (0.55, 22.0), "grpo_mis": (0.8, 14.0)}.get(arm)
+    if fall is None:
+        return learned + {"sc_tis": 0.03, "sc_mis": -0.02}.get(arm, 0.0)
+    return learned / (1 + np.exp(fall[1] * (progress - fall[0])))
+
+
+def metric_rows(arm: str, seed: int, steps: int) -> dict[str, list]:
+    random = np.random.default_rng([ARMS.index(arm) if arm in ARMS else 99, seed])
+    progress = np.arange(1, steps + 1) / steps
+    reward = np.clip(reward_curve(arm, progress) + random.normal(0, 0.04, steps), 0, 1)
+    k3 = 4e-3 * np.exp(random.normal(0, 0.25, steps) + (1.5 - 4.5 * (reward - 0.3)) * progress)
+    rows: dict[str, list] = {name: [0.0] * steps for name in schema.METRICS.names}
+    rows |= {name: [None] * steps for name in schema.METRICS.names if name.startswith(("val_", "head_", "correction_"))}
+    rows["step"] = list(range(1, steps + 1))
+    rows["reward_mean"] = reward.tolist()
+    rows["k3_kl"] = np.where(random.random(steps) < 0.2, 0.0, k3 * 1e-5).tolist() if arm == "grpo_bf16" else k3.tolist()
+    length = 14 + 10 * np.clip(0.6 - reward, 0, 1) + random.normal(0, 0.3, steps)
+    rows["response_length_mean"] = length.tolist()
+    rows["truncated_share"] = np.clip((length - 14) / 12, 0, 1).tolist()
+    for step in range(8, steps + 1, 8):
+        rows["val_reward_mean"][step - 1] = float(np.clip(reward[step - 1] + 0.05, 0, 1))
+    if arm in CENTERED:
+        rows["head_mass_sampler"] = (0.95 + 0.02 * progress + random.normal(0, 0.002, steps)).tolist()
+        rows["head_mass_trainer"] = (0.948 + 0.02 * progress + random.normal(0, 0.002, steps)).tolist()
+        scale = {"sc": 0.05, "sc_mis": 0.01, "sc_tis": 0.006}[arm]
+        rows["correction_abs_mean"] = (scale * np.exp(random.normal(0, 0.1, steps))).tolist()
+    return rows
+
+
+def timing_rows(arm: str, seed: int, steps: int) -> dict[str, list]:
+    random = np.random.default_rng([seed, steps])
+    phases = {
+        "rollout_s": 0.42,
+        "reward_s": 0.05,
+        "update_s": 0.3,
+        "sync_s": 0.02,
+        "validation_s": 0.06,
+        "checkpoint_s": 0.03,
+    }
+    rows: dict[str, list] = {name: (mean * random.uniform(0.9, 1.1, steps)).tolist() for name, mean in phases.items()}
+    rows["step"] = list(range(1, steps + 1))
+    rows["step_s"] = [sum(rows[name][index] for name in phases) + 0.01 for index in range(steps)]
+    rows["tokens_per_s"] = random.uniform(3000, 4000, steps).tolist()
+    rows["peak_rss_bytes"] = [700_000_000] * steps
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    rows["started_at"] = [start + timedelta(seconds=index) for index in range(steps)]
+    return rows
+
+
+def write_run(folder: Path, arm: str, seed: int, steps: int, changes: dict[str, list] | None = None) -> Path:
+    """One run below the experiment's `folder`; `changes` replaces whole columns of metrics.parquet."""
+    run = folder / "runs" / arm / f"seed{seed}"
+    run.mkdir(parents=True)
+    metadata = {"experiment": folder.name, "arm": arm, "seed": str(seed), "schema_version": str(schema.SCHEMA_VERSION)}
+    rows = metric_rows(arm, seed, steps) | (changes or {})
+    columns = {
+        field.name: pa.array([int(value) if value is not None else None for value in rows[field.name]], field.type)
+        if pa.types.is_integer(field.type)
+        else pa.array(rows[field.name], field.type)
+        for field in schema.METRICS
+    }
+    for name, values, layout in (
+        ("metrics.parquet", columns, schema.METRICS),
+        ("timing.parquet", timing_rows(arm, seed, steps), schema.TIMING),
+    ):
+        table = pa.table(values, schema=layout).replace_schema_metadata(metadata)
+        pq.write_table(table, run / name)
+    (run / "config.yaml").write_text(f"experiment: {folder.name}\nscore_centering:\n  is_mode: none\narm: {arm}\n")
+    (run / "run.json").write_text(json.dumps({"arm": arm, "seed": seed, "versions": {"python": "3.11.7"}}))
+    return run
+
+
+def write_experiment(folder: Path, arms: Sequence[str] = ARMS, seeds: Sequence[int] = (0,), steps: int = 60) -> Path:
+    for arm in arms:
+        for seed in seeds:
+            write_run(folder, arm, seed, steps)
+    return folder

@@ -1,0 +1,155 @@
+import os
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+
+from score_centering.figures.arms import KNOWN
+from score_centering.figures.canvas import drawing, save
+from score_centering.figures.experiment import read_experiment
+from score_centering.figures.plots import FIGURES, mean_phase_seconds, power_of_ten
+
+PROGRAM = Path(__file__).parents[3] / "workflow" / "scripts" / "figures.py"
+
+
+@pytest.fixture(scope="module")
+def drawn(tiny):
+    experiment = read_experiment(tiny)
+    with drawing():
+        figures = {name: draw(experiment) for name, draw in FIGURES.items()}
+        for figure in figures.values():
+            FigureCanvasAgg(figure).draw()
+        yield figures
+
+
+def texts(figure):
+    """Every visible, non-empty text with its box in pixels."""
+    renderer = figure.canvas.get_renderer()
+    found = [artist for artist in figure.findobj(lambda artist: hasattr(artist, "get_fontsize"))]
+    shown = [text for text in found if text.get_visible() and text.get_text()]
+    shown = [text for text in shown if text.axes is None or text.axes.get_visible()]
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            drawn = {id(label) for tick in axis._update_ticks() for label in (tick.label1,) if label.get_visible()}
+            every = {id(label) for tick in axis.majorTicks + axis.minorTicks for label in (tick.label1, tick.label2)}
+            shown = [text for text in shown if id(text) not in every or id(text) in drawn]
+    return [(text.get_text(), text.get_window_extent(renderer)) for text in dict.fromkeys(shown)]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_is_cut_off_or_lies_on_another(drawn, name):
+    figure = drawn[name]
+    boxes = texts(figure)
+    assert len(boxes) > 5
+    for text, box in boxes:
+        assert box.x0 >= 0 and box.y0 >= 0, text
+        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
+    for (first, one), (second, other) in combinations(boxes, 2):
+        width = min(one.x1, other.x1) - max(one.x0, other.x0)
+        height = min(one.y1, other.y1) - max(one.y0, other.y0)
+        assert not (width > 0.5 and height > 0.5), (name, first, second)
+
+
+def test_an_arm_has_one_colour_everywhere(drawn):
+    for name in ("reward", "k3_kl", "validation_reward", "response_length", "head_mass"):
+        colours = {to_hex(line.get_color()) for axes in drawn[name].axes for line in axes.lines}
+        assert colours <= {look.colour for look in KNOWN.values()}
+    titles = [axes.get_title(loc="left") for axes in drawn["reward_vs_k3"].axes]
+    assert titles == [look.label for look in KNOWN.values()]
+    for axes, look in zip(drawn["reward_vs_k3"].axes, KNOWN.values(), strict=True):
+        assert {to_hex(line.get_color()) for line in axes.lines} - {"#d4d4d4", "#ffffff"} == {look.colour}
+
+
+def test_axes_name_their_units(drawn):
+    labels = {name: [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] for name, figure in drawn.items()}
+    assert labels["reward"] == [("Step (optimiser updates)", "Mean reward (0 to 1)")]
+    assert labels["k3_kl"] == [("Step (optimiser updates)", "K3 (nats per token)")]
+    assert labels["response_length"][0][1] == "Mean response length (tokens)"
+    assert labels["timing"][0][0] == "Mean time of a step (s)"
+
+
+def test_k3_of_zero_is_drawn_on_a_labelled_floor(drawn):
+    axes = drawn["k3_kl"].axes[0]
+    floor = axes.get_ylim()[0]
+    assert axes.get_yscale() == "log" and floor > 0
+    assert min(line.get_ydata().min() for line in axes.lines) == floor
+    assert [label.get_text() for label in axes.get_yticklabels() if label.get_text().startswith("≤")]
+
+
+@pytest.mark.parametrize("k3", [[0.0] * 12, [None] * 12, [1e-12] * 11 + [4e8], [-1e-17] * 6 + [0.5] * 6])
+def test_odd_k3_is_drawn(synthetic, tmp_path, k3):
+    folder = tmp_path / "e"
+    synthetic.write_run(folder, "grpo_bf16", 0, 12, {"k3_kl": k3})
+    with drawing():
+        for name in ("k3_kl", "reward_vs_k3"):
+            FigureCanvasAgg(FIGURES[name](read_experiment(folder))).draw()
+
+
+def test_one_step_one_arm(synthetic, tmp_path):
+    folder = synthetic.write_experiment(tmp_path / "e", ("mine",), steps=1)
+    with drawing():
+        for draw in FIGURES.values():
+            FigureCanvasAgg(draw(read_experiment(folder))).draw()
+
+
+def test_seeds_give_a_band(synthetic, tmp_path, drawn):
+    folder = synthetic.write_experiment(tmp_path / "e", ("sc", "grpo"), (0, 1, 2), steps=12)
+    with drawing():
+        axes = FIGURES["reward"](read_experiment(folder)).axes[0]
+    assert len(axes.collections) == 2
+    assert not drawn["reward"].axes[0].collections
+
+
+def test_phases_add_up_to_the_step(tiny):
+    experiment = read_experiment(tiny)
+    phases = mean_phase_seconds(experiment, "sc")
+    assert phases.sum() == pytest.approx(experiment.of("sc")[0].timing["step_s"].mean())
+    assert phases[-1] == pytest.approx(0.01)
+
+
+def test_powers():
+    assert [power_of_ten(value) for value in (0.01, 2e-3, 1.0, 5e8)] == ["10⁻²", "2×10⁻³", "10⁰", "5×10⁸"]
+
+
+def test_program_needs_no_torch_and_writes_the_same_bytes(tiny, tmp_path):
+    """The program, in a process where importing torch fails, against the same figures drawn in this process."""
+    start = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
+    command = [sys.executable, "-W", "error", "-c", start, "--experiment-dir", str(tiny), "--output-dir", str(tmp_path)]
+    finished = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
+    assert finished.returncode == 0, finished.stderr
+    written = [Path(line) for line in finished.stdout.splitlines()]
+    assert len(written) == 3 * len(FIGURES) + 2
+    with drawing():
+        for name in ("reward_vs_k3", "timing"):
+            for path in save(FIGURES[name](read_experiment(tiny)), tmp_path / "again" / name):
+                assert path.read_bytes() == (tmp_path / "figures" / path.name).read_bytes(), path.name
+    assert b"<dc:date>" not in (tmp_path / "figures" / "reward.svg").read_bytes()
+    assert b"CreationDate" not in (tmp_path / "figures" / "reward.pdf").read_bytes()
+
+
+def test_program_names_a_missing_run(tiny, tmp_path):
+    command = [sys.executable, str(PROGRAM), "--experiment-dir", str(tiny), "--output-dir", str(tmp_path)]
+    finished = subprocess.run([*command, "--arms", "sc", "nope", "--seeds", "0"], capture_output=True, text=True)
+    assert finished.returncode == 2
+    assert finished.stderr.splitlines() == [
+        f"error: {tiny}/runs/nope/seed0/metrics.parquet: missing; arm nope, seed 0 has not finished training"
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_users_matplotlib_settings_do_not_matter(tiny, tmp_path, monkeypatch):
+    import matplotlib
+
+    with drawing():
+        first = save(FIGURES["validation_reward"](read_experiment(tiny)), tmp_path / "a")
+    monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", 9.0)
+    monkeypatch.setitem(matplotlib.rcParams, "font.family", ["monospace"])
+    with drawing():
+        second = save(FIGURES["validation_reward"](read_experiment(tiny)), tmp_path / "b")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert np.all([path.stat().st_size > 5_000 for path in first])
