@@ -33,7 +33,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def causal_depthwise_conv(x: Tensor, weight: Tensor) -> Tensor:
-    """SiLU of the causal depthwise convolution of `x (B, S, C)` with `weight (C, W)`, as a sum of W shifted products."""
+    """SiLU of the causal depthwise convolution of `x (B, S, C)` with `weight (C, W)`: W shifted products, summed."""
     width = weight.shape[-1]
     padded = F.pad(x.float(), (0, 0, width - 1, 0))
     length = x.shape[1]
@@ -97,7 +97,7 @@ class _CpuLinear(nn.Linear):
 
 class _CpuGatedDeltaNet(Qwen3_5GatedDeltaNet):
     def forward(self, hidden_states: Tensor, **kwargs) -> Tensor:
-        """`hidden_states` (B, S, D) of whole sequences that start at position 0 and are padded on the right, if at all."""
+        """`hidden_states` (B, S, D) of whole sequences from position 0 on, padded on the right if at all."""
         if kwargs.get("cache_params") is not None:
             raise ValueError("the CPU training path of gated linear attention takes whole sequences, no cache")
         batch, length, _ = hidden_states.shape

@@ -99,10 +99,20 @@ def deep_merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str,
 
 def _interpolate(config: Mapping[str, Any]) -> dict[str, Any]:
     """Resolve `${oc.env:NAME,default}` and `${other.key}`."""
+    if not _has_interpolation(config):
+        return dict(config)
     try:
         return OmegaConf.to_container(OmegaConf.create(dict(config)), resolve=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise UserError(f"configuration: {' '.join(str(error).split())}") from None
+
+
+def _has_interpolation(node: Any) -> bool:
+    if isinstance(node, Mapping):
+        return any(_has_interpolation(value) for value in node.values())
+    if isinstance(node, list):
+        return any(_has_interpolation(value) for value in node)
+    return isinstance(node, str) and "${" in node
 
 
 def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

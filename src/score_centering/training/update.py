@@ -129,4 +129,4 @@ MISMATCH = (
     "token_chi2",
     "k3_clamped_tokens",
 )
-"""Metrics of trainer against sampler: of the policy that was sampled, so of the old one when a step has many updates."""
+"""Metrics of trainer against sampler: of the sampled policy, so of the old one when a step has several updates."""
