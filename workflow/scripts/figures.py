@@ -1,4 +1,7 @@
-"""Draws the figures and writes the summary tables of one experiment, from its parquet files alone."""
+"""Draw the figures and write the summary tables of one experiment, from its parquet files alone.
+
+By hand:  python workflow/scripts/figures.py run.arms=[sc,grpo]
+"""
 
 import argparse
 from pathlib import Path
@@ -7,19 +10,21 @@ from score_centering.figures.canvas import drawing, save
 from score_centering.figures.experiment import read_experiment
 from score_centering.figures.plots import FIGURES
 from score_centering.figures.summary import summarise, write_summary
-from score_centering.settings import run_main
+from score_centering.settings import cli, run_main
+from score_centering.settings.stages import FiguresStage
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--experiment-dir", type=Path, required=True, metavar="DIR", help="such as results/tiny")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiment-dir", type=Path, metavar="DIR", help="default: results/<experiment>")
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="default: the experiment's folder")
-    parser.add_argument("--arms", nargs="+", default=[], metavar="ARM", help="default: every arm below DIR/runs")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[], metavar="K", help="default: every seed of an arm")
-    arguments = parser.parse_args()
+    cli.add_arguments(parser)
+    arguments = parser.parse_intermixed_args()
+    stage = cli.read(arguments, FiguresStage)
+    folder = arguments.experiment_dir or Path("results") / stage.experiment
+    output = arguments.output_dir or folder
 
-    experiment = read_experiment(arguments.experiment_dir, arguments.arms, arguments.seeds)
-    output = arguments.output_dir or arguments.experiment_dir
+    experiment = read_experiment(folder, list(stage.arms), stage.seeds, stage.figures.smoothing_steps)
     with drawing():
         for name, draw in FIGURES.items():
             for path in save(draw(experiment), output / "figures" / name):

@@ -45,13 +45,9 @@ def in_order(arms: Iterable[str]) -> list[str]:
 
 
 def styles(arms: Iterable[str]) -> dict[str, ArmStyle]:
-    """One style per arm. Published arms always get the same one; others get theirs in order of name."""
-    chosen: dict[str, ArmStyle] = {}
-    others = 0
-    for arm in in_order(arms):
-        if arm in KNOWN:
-            chosen[arm] = KNOWN[arm]
-        else:
-            chosen[arm] = ArmStyle(arm, *OTHERS[others % len(OTHERS)])
-            others += 1
-    return chosen
+    """One style per arm, in the order given. Published arms always get the same one, others get theirs by name."""
+    arms = list(dict.fromkeys(arms))
+    others = sorted(set(arms) - set(KNOWN))
+    return {
+        arm: KNOWN[arm] if arm in KNOWN else ArmStyle(arm, *OTHERS[others.index(arm) % len(OTHERS)]) for arm in arms
+    }

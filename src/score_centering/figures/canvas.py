@@ -137,7 +137,7 @@ def label_ends(axes: Axes, labels: Sequence[EndLabel]) -> None:
     """
     height = axes.get_position().height * axes.figure.get_figheight() * 72.0  # points
     ends = [axes.transAxes.inverted().transform(axes.transData.transform((label.x, label.y))) for label in labels]
-    heights = spread([y for _, y in ends], gap=1.36 * FONT / height, low=0.0, high=1.0)
+    heights = spread([y for _, y in ends], gap=1.3 * FONT / height, low=0.0, high=1.0)
     for label, (x, y), moved in zip(labels, ends, heights, strict=True):
         axes.annotate(
             label.text,

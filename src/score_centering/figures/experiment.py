@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from score_centering.figures.arms import in_order
+from score_centering.figures.series import WINDOW
 from score_centering.runs import schema
 from score_centering.settings import UserError
 
@@ -33,18 +34,21 @@ class Run:
 class Experiment:
     name: str
     folder: Path
-    runs: tuple[Run, ...]  # in order of arm, then seed
+    runs: tuple[Run, ...]  # arm by arm, then by seed
+    smoothing: int  # steps of the trailing mean that the figures draw
 
     @property
     def arms(self) -> list[str]:
-        return in_order(run.arm for run in self.runs)
+        return list(dict.fromkeys(run.arm for run in self.runs))
 
     def of(self, arm: str) -> list[Run]:
         return [run for run in self.runs if run.arm == arm]
 
 
-def read_experiment(folder: Path, arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> Experiment:
-    """The runs below `folder`/runs. Without `arms` every arm that has a folder there; without `seeds` every seed.
+def read_experiment(
+    folder: Path, arms: Sequence[str] = (), seeds: Sequence[int] = (), smoothing: int = WINDOW
+) -> Experiment:
+    """The runs of `arms` and `seeds` below `folder`/runs; without them, of every arm and seed that has a folder there.
 
     Errors: a run that is asked for, or whose folder exists, but which has no metrics.parquet or timing.parquet.
     """
@@ -54,12 +58,12 @@ def read_experiment(folder: Path, arms: Sequence[str] = (), seeds: Sequence[int]
     found = [path.name for path in runs_folder.iterdir() if path.is_dir()]
     runs = [
         _read_run(runs_folder / arm / f"seed{seed}", arm, seed)
-        for arm in in_order(arms or found)
-        for seed in (sorted(set(seeds)) or _seeds_in(runs_folder / arm))
+        for arm in (arms or in_order(found))
+        for seed in (seeds or _seeds_in(runs_folder / arm))
     ]
     if not runs:
         raise UserError(f"{runs_folder}: holds no run; expected <arm>/seed<k>/metrics.parquet")
-    return Experiment(runs[0].experiment, Path(folder), tuple(runs))
+    return Experiment(runs[0].experiment, Path(folder), tuple(runs), smoothing)
 
 
 def _seeds_in(arm_folder: Path) -> list[int]:

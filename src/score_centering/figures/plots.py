@@ -22,7 +22,7 @@ from score_centering.figures.canvas import (
 )
 from score_centering.figures.colours import readable_on_white
 from score_centering.figures.experiment import Experiment
-from score_centering.figures.series import WINDOW, Band, across_seeds, trailing_mean
+from score_centering.figures.series import Band, across_seeds, trailing_mean
 
 STEP_LABEL = "Step (optimiser updates)"
 REWARD_LABEL = "Mean reward (0 to 1)"
@@ -192,8 +192,8 @@ def mean_phase_seconds(experiment: Experiment, arm: str) -> np.ndarray:
     return np.mean(per_seed, axis=0)
 
 
-def smoothed_band(experiment: Experiment, arm: str, column: str, window: int = WINDOW) -> Band:
-    """Trailing mean of one column of one arm, mean and range over its seeds."""
+def smoothed_band(experiment: Experiment, arm: str, column: str, window: int) -> Band:
+    """Trailing mean over `window` steps of one column of one arm; mean and range over its seeds."""
     return across_seeds([(run.steps, trailing_mean(run.metrics[column], window)) for run in experiment.of(arm)])
 
 
@@ -223,7 +223,7 @@ def _curves(
     looks = styles(experiment.arms)
     smooth, raw = {}, {}
     for arm in looks:
-        smooth[arm] = smoothed_band(experiment, arm, column, 1 if sparse else WINDOW).measured()
+        smooth[arm] = smoothed_band(experiment, arm, column, 1 if sparse else experiment.smoothing).measured()
         raw[arm] = across_seeds([(run.steps, run.metrics[column]) for run in experiment.of(arm)]).measured()
     everything = np.concatenate([part for band in (*smooth.values(), *raw.values()) for part in (band.low, band.high)])
     axes.set_xlabel(STEP_LABEL)
@@ -322,10 +322,10 @@ def power_of_ten(value: float) -> str:
 
 def _path(experiment: Experiment, arm: str) -> tuple[np.ndarray, np.ndarray]:
     """Smoothed (K3, reward) of one arm, mean over its seeds, from the first complete window on."""
-    x = smoothed_band(experiment, arm, "k3_kl").mean
-    y = smoothed_band(experiment, arm, "reward_mean").mean
+    x = smoothed_band(experiment, arm, "k3_kl", experiment.smoothing).mean
+    y = smoothed_band(experiment, arm, "reward_mean", experiment.smoothing).mean
     both = np.flatnonzero(~(np.isnan(x) | np.isnan(y)))
-    complete = both[min(WINDOW, len(both)) - 1 :]
+    complete = both[min(experiment.smoothing, len(both)) - 1 :]
     return x[complete], y[complete]
 
 

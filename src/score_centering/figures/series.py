@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-WINDOW = 10  # steps: the smoothing of every figure, and the "first" and "last" steps of the summary
+WINDOW = 10  # steps: the "first" and "last" steps of the summary, and the smoothing that its peak is read from
 
 
 def trailing_mean(values: np.ndarray, window: int = WINDOW) -> np.ndarray:

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
+from matplotlib.text import Text
 
 from score_centering.figures.arms import KNOWN
 from score_centering.figures.canvas import drawing, save
@@ -38,7 +40,7 @@ def texts(figure):
             drawn = {id(label) for tick in axis._update_ticks() for label in (tick.label1,) if label.get_visible()}
             every = {id(label) for tick in axis.majorTicks + axis.minorTicks for label in (tick.label1, tick.label2)}
             shown = [text for text in shown if id(text) not in every or id(text) in drawn]
-    return [(text.get_text(), text.get_window_extent(renderer)) for text in dict.fromkeys(shown)]
+    return [(text.get_text(), Text.get_window_extent(text, renderer)) for text in dict.fromkeys(shown)]
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -116,10 +118,20 @@ def test_powers():
     assert [power_of_ten(value) for value in (0.01, 2e-3, 1.0, 5e8)] == ["10⁻²", "2×10⁻³", "10⁰", "5×10⁸"]
 
 
+def options(experiment: Path, output: Path, arms=tuple(KNOWN)) -> list[str]:
+    settings = {
+        "experiment": "tiny",
+        "arms": dict.fromkeys(arms, "what it does"),
+        "seeds": [0],
+        "figures": {"smoothing_steps": 10},
+    }
+    return ["--experiment-dir", str(experiment), "--output-dir", str(output), "--settings", json.dumps(settings)]
+
+
 def test_program_needs_no_torch_and_writes_the_same_bytes(tiny, tmp_path):
     """The program, in a process where importing torch fails, against the same figures drawn in this process."""
     start = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
-    command = [sys.executable, "-W", "error", "-c", start, "--experiment-dir", str(tiny), "--output-dir", str(tmp_path)]
+    command = [sys.executable, "-W", "error", "-c", start, *options(tiny, tmp_path)]
     finished = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
     assert finished.returncode == 0, finished.stderr
     written = [Path(line) for line in finished.stdout.splitlines()]
@@ -133,8 +145,8 @@ def test_program_needs_no_torch_and_writes_the_same_bytes(tiny, tmp_path):
 
 
 def test_program_names_a_missing_run(tiny, tmp_path):
-    command = [sys.executable, str(PROGRAM), "--experiment-dir", str(tiny), "--output-dir", str(tmp_path)]
-    finished = subprocess.run([*command, "--arms", "sc", "nope", "--seeds", "0"], capture_output=True, text=True)
+    command = [sys.executable, str(PROGRAM), *options(tiny, tmp_path, ["sc", "nope"])]
+    finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 2
     assert finished.stderr.splitlines() == [
         f"error: {tiny}/runs/nope/seed0/metrics.parquet: missing; arm nope, seed 0 has not finished training"
