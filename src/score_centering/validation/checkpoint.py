@@ -1,4 +1,4 @@
-"""Is a W8A8 checkpoint what its configuration says, and what its BF16 model gives? A wrong structure is refused at once."""
+"""Is a W8A8 checkpoint what its configuration says, and what its BF16 model gives? A wrong structure is refused."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

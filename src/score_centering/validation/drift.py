@@ -13,24 +13,31 @@ from torch import Tensor
 TAIL_FLOOR = 1e-6
 
 
-def drift_logits(log_p: Tensor, log_q: Tensor, k: int, temperature: float = 1.0) -> Tensor:
-    """Gradient of Σ_v sg(w_v) log p_v with respect to the trainer's logits, per position: (T, V) float64.
+def update_weights(log_p: Tensor, log_q: Tensor, k: int) -> Tensor:
+    """w (T, V) float64: the mean update bias is Σ_v w_v ∇ log p_v. K = 0 leaves centering out, so w = q.
 
     Args:
         log_p: (T, V) the trainer's log-probs at the sampling temperature.
         log_q: (T, V) the sampler's log-probs.
-        k: head size; 0 leaves centering out.
-        temperature: the logits were divided by this before the softmax.
+        k: head size.
     """
     p, q = log_p.double().exp(), log_q.double().exp()
-    weights = q
-    if k:
-        head = log_q.topk(k, dim=-1).indices
-        p_head, q_head = p.gather(-1, head), q.gather(-1, head)
-        tail_p = (1 - p_head.sum(-1, keepdim=True)).clamp(min=TAIL_FLOOR)
-        tail_q = (1 - q_head.sum(-1, keepdim=True)).clamp(min=TAIL_FLOOR)
-        weights = q.scatter(-1, head, tail_q / tail_p * p_head)
-    return (weights - weights.sum(-1, keepdim=True) * p) / temperature
+    if not k:
+        return q
+    head = log_q.topk(k, dim=-1).indices
+    p_head, q_head = p.gather(-1, head), q.gather(-1, head)
+    tail_p = (1 - p_head.sum(-1, keepdim=True)).clamp(min=TAIL_FLOOR)
+    tail_q = (1 - q_head.sum(-1, keepdim=True)).clamp(min=TAIL_FLOOR)
+    return q.scatter(-1, head, tail_q / tail_p * p_head)
+
+
+def drift_logits(log_p: Tensor, log_q: Tensor, k: int, temperature: float = 1.0) -> Tensor:
+    """Gradient of Σ_v sg(w_v) log p_v with respect to the trainer's logits, per position: (T, V) float64.
+
+    The logits were divided by `temperature` before the softmax.
+    """
+    weights = update_weights(log_p, log_q, k)
+    return (weights - weights.sum(-1, keepdim=True) * log_p.double().exp()) / temperature
 
 
 def drift_norms(
@@ -69,21 +76,28 @@ def drift_norms(
 
 
 def parameter_drift_norms(
-    gradients: dict[int, Iterable[Sequence[Tensor]]], positions: int, space: str = "parameters"
+    log_prob_batches: Iterable[tuple[Tensor, Tensor]],
+    parameters: Sequence[Tensor],
+    head_sizes: Sequence[int],
 ) -> dict[str, float]:
-    """Norm over all parameters of the mean update bias at each K.
+    """Norm over all `parameters` of the mean over positions of the update bias, by autograd; summed in float64.
 
     Args:
-        gradients: K → per batch of rollouts, the gradient of Σ_t Σ_v sg(w_tv) log p_tv of each parameter; summed in
-            float64 over the batches.
-        positions: T, the divisor.
+        log_prob_batches: pairs of the trainer's log-probs (T, V) with a graph to `parameters`, and the sampler's.
     """
-    norms = {}
-    for k, batches in gradients.items():
-        total: list[Tensor] = []
-        for batch in batches:
-            total = [a + b.double() for a, b in zip(total, batch, strict=True)] if total else [b.double() for b in batch]
-        norms[f"drift.{space}.{head_name(k)}"] = torch.stack([g.norm() for g in total]).norm().item() / positions
+    totals = {k: [torch.zeros_like(p, dtype=torch.float64) for p in parameters] for k in (0, *head_sizes)}
+    positions = 0
+    for log_p, log_q in log_prob_batches:
+        positions += len(log_p)
+        for k, total in totals.items():
+            weights = update_weights(log_p.detach(), log_q, k).to(log_p.dtype)
+            gradients = torch.autograd.grad(log_p, parameters, weights, retain_graph=k != list(totals)[-1])
+            for sum_, gradient in zip(total, gradients, strict=True):
+                sum_ += gradient
+    norms = {
+        f"drift.parameters.{head_name(k)}": torch.stack([g.norm() for g in total]).norm().item() / positions
+        for k, total in totals.items()
+    }
     return norms | shares(norms)
 
 

@@ -74,12 +74,12 @@ def precision_numbers(validation: Mapping[str, Any]) -> dict[str, float | None]:
 def smoke_numbers(run: Mapping[str, Any]) -> dict[str, float | None]:
     """The numbers of a smoke run's `run.json`, from `metrics`: one mapping a step, named as in `metrics.parquet`.
 
-    A metric that no step measured (null everywhere) gives no number. `k3_kl_max.<precision>` repeats `k3_kl_max` for
-    the arm's rollout precision only, so that the BF16 control can have a tighter limit than the low-precision arms.
+    A metric that no step measured (null everywhere) gives no number. Step 0, the state before the first update, does
+    not count.
     """
-    rows = run.get("metrics")
-    if not isinstance(rows, list) or not rows:
-        raise UserError("not the run.json of a smoke run: it has no `metrics`")
+    rows = [row for row in run.get("metrics") or () if row["step"] > 0]
+    if not rows:
+        raise UserError("not the run.json of a smoke run: it has no `metrics` of a step")
     numbers: dict[str, float | None] = {"steps": len(rows)}
     for name, metric, reduce in SMOKE_NUMBERS:
         values = [row.get(metric) for row in rows]

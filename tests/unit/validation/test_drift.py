@@ -66,14 +66,19 @@ def test_centering_shrinks_the_drift_with_the_head(problem):
     assert norms["drift_share.lm_head.k16"] < norms["drift_share.lm_head.k4"] < 1
 
 
-def test_parameter_norm_sums_the_batches():
-    first, second = [torch.tensor([3.0]), torch.tensor([0.0])], [torch.tensor([3.0]), torch.tensor([8.0])]
-    norms = parameter_drift_norms({0: [first, second], 8: [second]}, positions=2)
-    assert norms == {
-        "drift.parameters.uncentered": 5.0,
-        "drift.parameters.k8": pytest.approx(73**0.5 / 2),
-        "drift_share.parameters.k8": pytest.approx(73**0.5 / 10),
-    }
+def test_parameter_norms_equal_the_formula_whatever_the_batches(problem):
+    hidden, weight, log_q = problem
+    head_sizes = [4, VOCABULARY]
+    log_p = (hidden @ weight.T).log_softmax(-1)
+    formula = drift_norms(log_p.detach(), log_q, hidden.detach(), weight.detach(), head_sizes)
+    for split in (1, 3, POSITIONS):
+        rows = torch.arange(POSITIONS).split(split)
+        pairs = (((hidden[r] @ weight.T).log_softmax(-1), log_q[r]) for r in rows)
+        norms = parameter_drift_norms(pairs, [weight], head_sizes)
+        for name in ("uncentered", "k4"):
+            assert norms[f"drift.parameters.{name}"] == pytest.approx(formula[f"drift.lm_head.{name}"], rel=1e-9)
+        assert norms["drift_share.parameters.k4"] == pytest.approx(formula["drift_share.lm_head.k4"], rel=1e-9)
+        assert norms[f"drift.parameters.k{VOCABULARY}"] < 1e-5
 
 
 def test_share_of_no_drift_is_zero():

@@ -1,0 +1,37 @@
+"""Measure what low-precision rollouts change, against the trainer's BF16 forward; succeeds whatever the numbers are."""
+
+import argparse
+import json
+from pathlib import Path
+
+from score_centering.settings import cli, run_main
+from score_centering.settings.stages import ValidationStage
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset-manifest", type=Path, required=True, metavar="FILE", help="dataset/manifest.json")
+    parser.add_argument("--model-manifest", type=Path, required=True, metavar="FILE", help="model/manifest.json")
+    parser.add_argument("--w8a8-config", type=Path, required=True, metavar="FILE", help="config.json of the W8A8 model")
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FILE", help="validation.json; its figures are written beside it"
+    )
+    cli.add_arguments(parser)
+    arguments = parser.parse_args()
+    stage = cli.read(arguments, ValidationStage)
+
+    from score_centering.validation.plots import draw
+    from score_centering.validation.stage import validate_checkpoint
+
+    validation = validate_checkpoint(stage, arguments.dataset_manifest, arguments.model_manifest, arguments.w8a8_config)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(validation, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    draw(validation, arguments.output.with_suffix(""))
+    for name, value in validation["numbers"].items():
+        print(f"{name:50} {value if value is None else f'{value:.6g}'}")
+    for note in validation["notes"]:
+        print(f"note: {note}")
+
+
+if __name__ == "__main__":
+    run_main(main)
