@@ -2,16 +2,25 @@
 
 import re
 import unicodedata
+from fractions import Fraction
 
 MAX_ANSWER_CHARS = 10_000  # a longer boxed expression is no answer; the longest gold answers have a few hundred
+MAX_FRACTION_CHARS = 300
+SLIGHT = Fraction(1, 100_000)  # relative; a smaller difference is left to the judge
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 
-_INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
+_INTEGER = re.compile(r"[+-]?[0-9]+|-?[1-9][0-9]{0,2}(?:,[0-9]{3})+")
+_LITERAL = re.compile(
+    r"""[+-]?(?P<decimal>[0-9]+(?:\.[0-9]+)?|\.[0-9]+) | -?(?P<grouped>[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?)
+      | [+-]?(?:\\[dt]?frac\{(?P<n1>[0-9]+)\}\{(?P<d1>[0-9]+)\}|(?P<n2>[0-9]+)/(?P<d2>[0-9]+))""",
+    re.VERBOSE,
+)
 _SCIENTIFIC = re.compile(r"(?<![A-Za-z\\}])([0-9]*\.?[0-9]+)[eE]([+-]?[0-9]+)(?![0-9A-Za-z])")
-_SPACED_THOUSANDS = re.compile(r"(?<![0-9.,])([0-9]{1,3})((?:(?:\\[,:;! ]|\{,\}|~|[ _'])[0-9]{3})+)(?![0-9])")
+_SPACED_THOUSANDS = re.compile(r"(?<![0-9.,])([0-9]{1,3})((?:(?:\\[,:;! ]|\{,\}|~| )[0-9]{3})+)(?![0-9])")
+_MIXED = re.compile(r"(?<![0-9.,/^_])([0-9]+) ([0-9]+)/([0-9]+)(?![0-9./])")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _SUPERSCRIPT_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _SPELLINGS = {
@@ -72,7 +81,8 @@ def one_spelling(text: str) -> str:
         text = "".join(_spell(character) for character in _SUPERSCRIPT_RUN.sub(_superscript, text))
     text = " ".join(text.split())
     text = text.removesuffix(".").strip() if not text.endswith("..") else text
-    text = _SCIENTIFIC.sub(_scientific, text)
+    text = _SCIENTIFIC.sub(_scientific, text.replace(r"\varnothing", r"\emptyset"))
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     return _SPACED_THOUSANDS.sub(lambda match: match[1] + re.sub("[^0-9]", "", match[2]), text)
 
 
@@ -94,9 +104,38 @@ def _scientific(match: re.Match[str]) -> str:
     return match[1] + r"\times 10^{" + match[2].removeprefix("+") + "}"
 
 
-def integers_equal(answer: str, gold: str) -> bool | None:
-    """Whether two plain integers of any length are equal; None where one of the texts is no plain integer."""
-    first, second = _INTEGER.fullmatch(answer), _INTEGER.fullmatch(gold)
+def literals_equal(answer: str, gold: str) -> bool | None:
+    """Whether two written-out numbers are equal; None where a text is none, or where their difference is slight.
+
+    Integers may have any length. Decimals and fractions are compared exactly.
+    """
+    first, second = _LITERAL.fullmatch(answer), _LITERAL.fullmatch(gold)
     if first is None or second is None:
         return None
-    return first[2] == second[2] and (first[2] == "0" or (first[1] == "-") == (second[1] == "-"))
+    if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
+        return _integer(answer) == _integer(gold)
+    if len(answer) > MAX_FRACTION_CHARS or len(gold) > MAX_FRACTION_CHARS:
+        return None
+    value, target = _fraction(first), _fraction(second)
+    if value is None or target is None:
+        return None
+    if value == target:
+        return None if target.denominator == 1 and (first["d1"] or first["d2"]) else True
+    return None if abs(value - target) <= SLIGHT * max(1, abs(value), abs(target)) else False
+
+
+def _integer(text: str) -> tuple[bool, str]:
+    """(negative, digits without leading zeros): integers are compared as text, since `int` has a limit of digits."""
+    digits = text.lstrip("+-").replace(",", "").lstrip("0")
+    return text.startswith("-") and digits != "", digits
+
+
+def _fraction(literal: re.Match[str]) -> Fraction | None:
+    denominator = literal["d1"] or literal["d2"]
+    if denominator is None:
+        value = Fraction((literal["decimal"] or literal["grouped"]).replace(",", ""))
+    elif int(denominator) == 0:
+        return None
+    else:
+        value = Fraction(int(literal["n1"] or literal["n2"]), int(denominator))
+    return -value if literal[0].startswith("-") else value

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from score_centering.reward.answers import MAX_ANSWER_CHARS, final_answer, integers_equal, one_spelling
+from score_centering.reward.answers import MAX_ANSWER_CHARS, final_answer, literals_equal, one_spelling
 
 START_TIMEOUT_S = 120.0
 
@@ -24,8 +24,8 @@ START_TIMEOUT_S = 120.0
 class ScoreResult:
     """rewards: (N,) float32, 1.0 or 0.0, in the order of the responses.
 
-    errors: items that were scored 0 because scoring them failed or crashed its worker.  timeouts: … because it took
-    longer than the deadline.
+    errors: responses that were scored 0 because judging them failed or crashed its worker.
+    timeouts: responses that were scored 0 because judging them took longer than the deadline.
     """
 
     rewards: np.ndarray
@@ -61,30 +61,34 @@ class Scorer:
         if not len(responses) == len(answers) == len(truncated):
             raise ValueError(f"{len(responses)} responses, {len(answers)} answers and {len(truncated)} truncated flags")
         rewards = np.zeros(len(responses), dtype=np.float32)
-        requests = {}
+        pairs: dict[tuple[str, str], list[int]] = {}
         for index, (response, gold, cut) in enumerate(zip(responses, answers, truncated, strict=True)):
             answer = None if cut else final_answer(response)
             if answer is None:
                 continue
-            equal = integers_equal(one_spelling(answer), one_spelling(_clip(gold)))
+            gold = _clip(gold)
+            equal = literals_equal(one_spelling(answer), one_spelling(gold))
             if equal is None:
-                requests[index] = {"answer": answer, "gold": _clip(gold)}
+                pairs.setdefault((answer, gold), []).append(index)
             else:
                 rewards[index] = equal
-        replies = self._run(requests)
-        for index, reply in replies.items():
-            rewards[index] = reply.get("verdict", False)
-        return ScoreResult(rewards, *_faults(replies))
+        replies = self._run([{"answer": answer, "gold": gold} for answer, gold in pairs])
+        errors = timeouts = 0
+        for reply, indices in zip(replies, pairs.values(), strict=True):
+            rewards[indices] = reply.get("verdict", False)
+            timeouts += len(indices) * ("timeout" in reply)
+            errors += len(indices) * ("error" in reply or "died" in reply)
+        return ScoreResult(rewards, errors, timeouts)
 
     def are_golds(self, answers: Sequence[str]) -> list[bool]:
         """Whether each answer can be a gold answer; one that cannot be judged in time cannot."""
-        requests = {
-            index: {"gold": _clip(answer)}
-            for index, answer in enumerate(answers)
-            if not integers_equal(spelled := one_spelling(answer), spelled)
-        }
-        replies = self._run(requests)
-        return [index not in requests or replies[index].get("verdict", False) for index in range(len(answers))]
+        spelled = [one_spelling(_clip(answer)) for answer in answers]
+        good = [bool(literals_equal(text, text)) for text in spelled]
+        unsure = [index for index, certain in enumerate(good) if not certain]
+        replies = self._run([{"gold": _clip(answers[index])} for index in unsure])
+        for index, reply in zip(unsure, replies, strict=True):
+            good[index] = reply.get("verdict", False)
+        return good
 
     def close(self) -> None:
         """End the processes."""
@@ -93,10 +97,10 @@ class Scorer:
                 worker.kill()
             self._workers.clear()
 
-    def _run(self, requests: dict[int, dict[str, str]]) -> dict[int, dict[str, Any]]:
-        """The reply to each request: {"verdict"}, {"error"} or {"timeout"}."""
+    def _run(self, requests: list[dict[str, str]]) -> list[dict[str, Any]]:
+        """The reply to each request: {"verdict"}, {"error"}, {"timeout"} or {"died"}."""
         replies: dict[int, dict[str, Any]] = {}
-        queue = deque(requests)
+        queue = deque(range(len(requests)))
         with self._lock:
             try:
                 while len(replies) < len(requests):
@@ -105,9 +109,9 @@ class Scorer:
             finally:
                 for worker in [worker for worker in self._workers if worker.item is not None]:
                     self._drop(worker)  # only after an exception: a reply to come would be taken for a later item's
-        return replies
+        return [replies[index] for index in range(len(requests))]
 
-    def _assign(self, queue: deque[int], requests: dict[int, dict[str, str]]) -> None:
+    def _assign(self, queue: deque[int], requests: list[dict[str, str]]) -> None:
         """Give every idle worker an item, and start workers while there are more items than workers."""
         for worker in [worker for worker in self._workers if worker.ready and worker.item is None]:
             if not queue:
@@ -202,12 +206,6 @@ class _Worker:
         self.process.stdout.close()
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-
-
-def _faults(replies: dict[int, dict[str, Any]]) -> tuple[int, int]:
-    """(errors, timeouts) among the replies."""
-    timeouts = sum("timeout" in reply for reply in replies.values())
-    return sum("verdict" not in reply for reply in replies.values()) - timeouts, timeouts
 
 
 def _clip(text: str) -> str:
