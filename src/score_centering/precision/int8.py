@@ -34,7 +34,7 @@ def _quantise_activation_f32(x: Tensor) -> tuple[Tensor, Tensor]:
     """`quantise_activation` with the codes left in float32, for a GEMM that reads float32."""
     x = x.float()
     absmax = x.abs().amax(dim=-1, keepdim=True)
-    scaled = x * (127.0 / absmax)
+    scaled = x * torch.div(torch.tensor(127.0), absmax)  # `127.0 / absmax` would multiply by the reciprocal
     # 0 · inf of a zero row is 0; a row below 127 / FLT_MAX overflows to ±inf and saturates, as CUDA's conversion does.
     codes = torch.nan_to_num_(scaled.round_(), nan=0.0, posinf=127.0, neginf=-128.0)
     return codes, absmax / 127.0
