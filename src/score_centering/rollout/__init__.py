@@ -2,6 +2,7 @@
 
 from score_centering.rollout import candidates
 from score_centering.rollout.engine import Engine, Sampling
+from score_centering.rollout.local import LocalEngine
 from score_centering.rollout.record import Rollout, validate, validate_all
 
-__all__ = ["Engine", "Rollout", "Sampling", "candidates", "validate", "validate_all"]
+__all__ = ["Engine", "LocalEngine", "Rollout", "Sampling", "candidates", "validate", "validate_all"]

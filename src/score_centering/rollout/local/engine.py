@@ -1,0 +1,344 @@
+"""The local rollout engine: continuous decoding with INT8 linears and an INT4 KV cache, on a CPU or one CUDA device."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+
+from score_centering.precision import listed_linears
+from score_centering.precision.int4_kv import check_head_size
+from score_centering.rollout.candidates import round_logprobs
+from score_centering.rollout.engine import Sampling
+from score_centering.rollout.local import sampling as choose
+from score_centering.rollout.local.architecture import parameter_model, read_architecture, rotary_table
+from score_centering.rollout.local.forward import Step, hidden_states
+from score_centering.rollout.local.slots import Records, Slots
+from score_centering.rollout.local.state import KvFormat, State
+from score_centering.rollout.local.weights import Weights
+from score_centering.rollout.record import Rollout
+from score_centering.settings import UserError
+
+PREFILL_CHUNK = 64  # tokens of a prompt that are read at once
+PREFILL_ROWS = {"cpu": 8, "cuda": 32}  # prompts that are read at once
+CPU_ROW_BLOCK = 16  # on a CPU, slots at the end that hold nothing are left out in blocks of this many
+
+
+class LocalEngine:
+    """Generates rollouts of a Llama or a Qwen3.5 text model; see `score_centering.rollout.Engine`.
+
+    The prompt without its last token is read once for all its samples (prefill); each sample then occupies a slot,
+    whose first decoding step feeds that last token. A slot whose rollout has finished takes the next waiting one.
+
+    Args:
+        config: the model's transformers config.
+        quantization: "int8" computes the listed linears in W8A8, None everything in BF16.
+        w8a8_config: the config.json of the W8A8 checkpoint, whose `quantization_config` lists the linears; else None.
+        kv_cache: "int4_per_token_head" or "auto" (BF16); full-attention layers only.
+        max_batch: slots, the rollouts decoded at the same time.
+        max_prompt_length, max_response_length: tokens; they fix the shapes of everything.
+        device: "cpu" or "cuda".
+        check_every: on CUDA, decoding steps between two looks at which rollouts have finished.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        *,
+        quantization: Literal["int8"] | None,
+        w8a8_config: dict | None,
+        kv_cache: KvFormat,
+        max_batch: int,
+        max_prompt_length: int,
+        max_response_length: int,
+        device: str = "cpu",
+        check_every: int = 16,
+    ):
+        if (quantization == "int8") != (w8a8_config is not None):
+            raise UserError("local engine: quantization int8 needs a w8a8_config, and BF16 takes none")
+        architecture = read_architecture(config)
+        if kv_cache == "int4_per_token_head":
+            check_head_size(architecture.head_size)
+        self.device = torch.device(device)
+        self.max_prompt_length = max_prompt_length
+        self.max_response_length = max_response_length
+        self.check_every = check_every
+        meta_model = parameter_model(config)
+        self.listed = listed_linears(w8a8_config, meta_model) if w8a8_config is not None else []
+        self.architecture = architecture
+        self.step: int | None = None
+        self._weights = Weights(architecture, meta_model, self.listed, self.device)
+        self._chunk = min(PREFILL_CHUNK, max_prompt_length)
+        prompt_positions = -(-max_prompt_length // self._chunk) * self._chunk
+        positions = prompt_positions + max_response_length
+        self._cos, self._sin = (table.unsqueeze(1) for table in rotary_table(config, positions, self.device))
+        self._prompts = State.zeros(
+            architecture, PREFILL_ROWS[self.device.type], prompt_positions, kv_cache, torch.float32, self.device
+        )
+        self._state = State.zeros(architecture, max_batch, positions, kv_cache, torch.bfloat16, self.device)
+        self._slots = Slots.empty(max_batch, self.device)
+        self._slot_index = torch.arange(max_batch, device=self.device)
+        self._position_index = torch.arange(positions, device=self.device)
+        self._records: dict[int, Records] = {}  # by number of candidates
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}  # by number of candidates, greedy
+
+    @classmethod
+    def from_checkpoint(cls, model_dir: str | Path, **arguments) -> "LocalEngine":
+        """The engine of a checkpoint folder, with its weights: W8A8 if its config.json says so, BF16 otherwise."""
+        model_dir = Path(model_dir)
+        raw = json.loads((model_dir / "config.json").read_text())
+        w8a8_config = raw if "quantization_config" in raw else None
+        engine = cls(
+            AutoConfig.from_pretrained(model_dir),
+            quantization="int8" if w8a8_config else None,
+            w8a8_config=w8a8_config,
+            **arguments,
+        )
+        weights: dict[str, Tensor] = {}
+        for file in sorted(model_dir.glob("*.safetensors")):
+            weights |= load_file(file)
+        engine.sync(weights, step=0)
+        return engine
+
+    def sync(self, weights: Mapping[str, Tensor], step: int) -> None:
+        self._weights.fill(weights)
+        self.step = step
+
+    def close(self) -> None:
+        self._graphs.clear()
+        self._records.clear()
+        del self._weights, self._state, self._prompts
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes the engine holds for weights and for the state of its slots, by what holds them."""
+        return self._weights.nbytes() | self._state.nbytes()
+
+    @torch.inference_mode()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
+    ) -> list[Rollout]:
+        self._check_request(prompts, n, sampling, top_logprobs)
+        total = len(prompts) * n
+        records = self._begin(total, n, sampling, seed, top_logprobs)
+        started, group = 0, range(0)  # rollouts that have got a slot; prompts that have been read
+        while True:
+            active = self._slots.active.cpu().numpy()
+            free = np.flatnonzero(~active)
+            while started < total and len(free):
+                if started // n not in group:
+                    group = range(started // n, min(started // n + self._prompts.rows, len(prompts)))
+                    self._read([prompts[i] for i in group])
+                stop = min(started + len(free), group.stop * n)
+                self._admit(prompts, n, range(started, stop), free[: stop - started], group.start)
+                free, started = free[stop - started :], stop
+            if started == total and len(free) == len(active):
+                break
+            self._advance(records, sampling.greedy)
+        return self._collect(records, prompts, n, sampling)
+
+    def _check_request(self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, top_logprobs: int) -> None:
+        vocab = self.architecture.vocab_size
+        if self.step is None:
+            raise UserError("local engine: it has no weights yet, sync() comes before generate()")
+        for i, prompt in enumerate(prompts):
+            if not 1 <= len(prompt) <= self.max_prompt_length:
+                raise UserError(
+                    f"local engine: prompt {i} has {len(prompt)} tokens, allowed are 1 … {self.max_prompt_length}"
+                )
+            if min(prompt) < 0 or max(prompt) >= vocab:
+                raise UserError(f"local engine: prompt {i} holds a token id outside 0 … {vocab - 1}")
+        limits = {
+            "n": (n, 1, None),
+            "max_tokens": (sampling.max_tokens, 1, self.max_response_length),
+            "top_logprobs": (top_logprobs, 0, vocab),
+        }
+        for name, (value, low, high) in limits.items():
+            if value < low or (high is not None and value > high):
+                raise UserError(f"local engine: {name} is {value}, allowed are {low} … {'' if high is None else high}")
+        for token in sampling.stop_token_ids:
+            if not 0 <= token < vocab:
+                raise UserError(f"local engine: stop token {token}, allowed are 0 … {vocab - 1}")
+
+    def _begin(self, total: int, n: int, sampling: Sampling, seed: int, top_logprobs: int) -> Records:
+        """Records for `total` rollouts, with their uniform numbers and the limits of this request."""
+        records = self._records.get(top_logprobs)
+        if records is None or records.capacity < total:
+            for key in [key for key in self._graphs if key[0] == top_logprobs]:
+                del self._graphs[key]
+            records = Records.empty(
+                total, self.max_response_length, top_logprobs, self.architecture.vocab_size, self.device
+            )
+            self._records[top_logprobs] = records
+        index = np.arange(total)
+        uniforms = choose.uniforms(seed, index // n, index % n, sampling.max_tokens)
+        records.uniforms[:total, : sampling.max_tokens].copy_(torch.from_numpy(uniforms))
+        records.temperature.fill_(sampling.temperature)
+        records.limit.fill_(sampling.max_tokens)
+        records.stop.zero_()
+        records.stop[list(sampling.stop_token_ids)] = True
+        self._slots.record.fill_(records.capacity)
+        return records
+
+    def _read(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Prefill: reads all but the last token of each prompt into the rows of the prompt state."""
+        state, chunk = self._prompts, self._chunk
+        state.clear()
+        lengths = [len(prompt) - 1 for prompt in prompts]
+        chunks = -(-max(lengths) // chunk)
+        tokens = np.zeros((state.rows, chunks * chunk), dtype=np.int64)
+        for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+            tokens[row, :length] = prompt[:length]
+        tokens = torch.from_numpy(tokens).to(self.device)
+        read = torch.zeros(state.rows, 1, dtype=torch.int64)
+        read[: len(lengths), 0] = torch.tensor(lengths)
+        read = read.to(self.device)
+        rows = torch.arange(state.rows, device=self.device)
+        for start in range(0, chunks * chunk, chunk):
+            part = slice(start, start + chunk)
+            positions = self._position_index[part].expand(state.rows, -1)
+            seen = self._position_index[: part.stop]
+            step = Step(
+                rows=rows,
+                positions=positions,
+                valid=positions < read,
+                hidden=(seen > positions[0, :, None])[None, None],
+                cos=self._cos[part],
+                sin=self._sin[part],
+            )
+            hidden_states(self.architecture, self._weights, state.up_to(part.stop), tokens[:, part], step)
+
+    def _admit(
+        self, prompts: Sequence[Sequence[int]], n: int, rollouts: range, slots: np.ndarray, first_prompt: int
+    ) -> None:
+        """Puts rollouts (prompt-major numbers) into empty slots; prompt `first_prompt` was read into row 0."""
+        index = np.arange(rollouts.start, rollouts.stop)
+        target = torch.from_numpy(slots).to(self.device)
+        source = torch.from_numpy(index // n - first_prompt).to(self.device)
+        self._state.copy_rows(target, self._prompts, source)
+        last = [prompts[i][-1] for i in index // n]
+        length = [len(prompts[i]) for i in index // n]
+        self._slots.token[target] = torch.tensor(last, device=self.device)
+        self._slots.position[target] = torch.tensor(length, device=self.device) - 1
+        self._slots.count[target] = 0
+        self._slots.record[target] = torch.from_numpy(index).to(self.device)
+        self._slots.active[target] = True
+
+    def _advance(self, records: Records, greedy: bool) -> None:
+        """Decodes one step on a CPU, `check_every` steps on CUDA."""
+        if self.device.type == "cpu":
+            self._decode(self._compact(records.capacity), records, greedy)
+            return
+        graph = self._graphs.get((records.candidates, greedy)) or self._capture(records, greedy)
+        for _ in range(self.check_every):
+            graph.replay()
+
+    def _compact(self, spare: int) -> int:
+        """Moves rollouts to the front slots when that saves a block of rows; returns the rows that need computing."""
+        active = self._slots.active.numpy()
+        rows = min(-(-int(active.sum()) // CPU_ROW_BLOCK) * CPU_ROW_BLOCK, len(active))
+        behind = np.flatnonzero(active[rows:]) + rows
+        if len(behind):
+            target = torch.from_numpy(np.flatnonzero(~active[:rows])[: len(behind)])
+            source = torch.from_numpy(behind)
+            self._state.copy_rows(target, self._state, source)
+            self._slots.move(target, source, spare)
+        return rows
+
+    def _capture(self, records: Records, greedy: bool) -> torch.cuda.CUDAGraph:
+        """The CUDA graph of one decoding step. It is warmed up and captured with every slot made inactive."""
+        saved = [tensor.clone() for tensor in self._slots.tensors()]
+        saved_state = [tensor.clone() for layer in self._state.layers for tensor in layer.tensors()]
+        self._slots.active.zero_()
+        self._slots.record.fill_(records.capacity)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._decode(self._slots.token.shape[0], records, greedy)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._decode(self._slots.token.shape[0], records, greedy)
+        for tensor, value in zip(self._slots.tensors(), saved, strict=True):
+            tensor.copy_(value)
+        for tensor, value in zip(
+            (tensor for layer in self._state.layers for tensor in layer.tensors()), saved_state, strict=True
+        ):
+            tensor.copy_(value)
+        self._graphs[records.candidates, greedy] = graph
+        return graph
+
+    def _decode(self, rows: int, records: Records, greedy: bool) -> None:
+        """One token for each of the first `rows` slots; never waits for the device."""
+        slots, state = self._slots.first_rows(rows), self._state.first_rows(rows)
+        step = Step(
+            rows=self._slot_index[:rows],
+            positions=slots.position[:, None],
+            valid=None,
+            hidden=(self._position_index > slots.position[:, None])[:, None, None],
+            cos=self._cos[slots.position, None],
+            sin=self._sin[slots.position, None],
+        )
+        hidden = hidden_states(self.architecture, self._weights, state, slots.token[:, None], step)
+        logprobs = choose.log_probabilities(self._weights.lm_head(hidden), records.temperature)
+        if greedy:
+            token = logprobs.argmax(dim=-1)
+        else:
+            token = choose.draw(logprobs, records.uniforms[slots.record, slots.count])
+        where = (slots.record, slots.count)
+        records.tokens[where] = token.to(torch.int32)
+        records.logprobs[where] = logprobs.gather(1, token[:, None]).squeeze(1)
+        if records.candidates:
+            values, ids = choose.head(logprobs, records.candidates)
+            records.candidate_ids[where] = ids.to(torch.int32)
+            records.candidate_logprobs[where] = values
+        count = slots.count + 1
+        records.lengths[slots.record] = count
+        going_on = slots.active & (count < records.limit) & ~records.stop[token]
+        slots.token.copy_(token)
+        slots.position.add_(going_on)
+        slots.count.copy_(torch.where(going_on, count, 0))
+        slots.record.masked_fill_(~going_on, records.capacity)
+        slots.active.copy_(going_on)
+
+    def _collect(self, records: Records, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling) -> list[Rollout]:
+        """Fetches the records of all rollouts, once, and cuts them to their lengths."""
+        total = len(prompts) * n
+        lengths, tokens, logprobs, ids, values = (
+            tensor[:total].cpu().numpy()
+            for tensor in (
+                records.lengths,
+                records.tokens,
+                records.logprobs,
+                records.candidate_ids,
+                records.candidate_logprobs,
+            )
+        )
+        rollouts = []
+        for index in range(total):
+            i, j = divmod(index, n)
+            length = lengths[index]
+            if not np.isfinite(logprobs[index, :length]).all():
+                self._state.clear()
+                raise UserError(
+                    f"local engine: rollout (prompt {i}, sample {j}) has a log-prob that is not finite "
+                    f"(weights of step {self.step})"
+                )
+            rollouts.append(
+                Rollout(
+                    prompt_index=i,
+                    sample_index=j,
+                    prompt_ids=np.asarray(prompts[i], dtype=np.int32),
+                    token_ids=tokens[index, :length].copy(),
+                    logprobs=logprobs[index, :length].copy(),
+                    candidate_ids=ids[index, :length].copy() if records.candidates else None,
+                    candidate_logprobs=round_logprobs(values[index, :length]) if records.candidates else None,
+                    finish_reason="stop" if tokens[index, length - 1] in sampling.stop_token_ids else "length",
+                )
+            )
+        return rollouts

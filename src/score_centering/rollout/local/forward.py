@@ -1,0 +1,231 @@
+"""The forward pass of C new tokens of B rows against their state: prefill (C > 1) and decoding (C = 1).
+
+It rounds where transformers' BF16 model rounds, except in the three places where the production engine's fused kernels
+keep FP32: inside the convolution, the delta rule and attention. Rows never mix, and shapes depend on the engine alone.
+
+Axis letters: B rows, C tokens, N = B·C, D head size, S cache positions, H query heads, G query heads of a KV head.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from score_centering.precision import int4_kv
+from score_centering.precision.bf16 import delta_chunk, l2norm
+from score_centering.rollout.local.architecture import Architecture, LinearAttention
+from score_centering.rollout.local.state import AttentionState, LinearAttentionState, State
+from score_centering.rollout.local.weights import AttentionWeights, LinearAttentionWeights, Weights
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the new tokens stand.
+
+    Args:
+        rows: (B,) int64 0 … B − 1.
+        positions: (B, C) int64 position of each token in its sequence.
+        valid: (B, C) bool; a token that is not valid leaves no trace. None when all are.
+        hidden: (B, 1, C, S) bool; the cache positions a token does not attend to.
+        cos, sin: (B, C, 1, rotary dims) bfloat16.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    valid: Tensor | None
+    hidden: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+def hidden_states(architecture: Architecture, weights: Weights, state: State, tokens: Tensor, step: Step) -> Tensor:
+    """tokens (B, C) int64 → last hidden states (N, hidden) bfloat16 after the final norm; updates `state`."""
+    x = F.embedding(tokens.flatten(), weights.embedding).to(torch.bfloat16)
+    for layer, memory in zip(weights.layers, state.layers, strict=True):
+        h = rms_norm(x, layer.norm_in, architecture.norm_eps)
+        if isinstance(memory, AttentionState):
+            mixed = _attention(architecture, layer.mixer, memory, h, step)
+        else:
+            mixed = _linear_attention(architecture, layer.mixer, memory, h, step)
+        x = x + mixed
+        h = rms_norm(x, layer.norm_mid, architecture.norm_eps)
+        gate, up = layer.gate_up(h).chunk(2, dim=-1)
+        x = x + layer.down(F.silu(gate) * up)
+    return rms_norm(x, weights.norm_out, architecture.norm_eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of x (…, D) bfloat16 in FP32; a BF16 weight multiplies after the rounding (Llama), FP32 before."""
+    if weight.dtype == torch.float32:
+        return F.rms_norm(x.float(), x.shape[-1:], None, eps).mul_(weight).to(x.dtype)
+    return F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype) * weight
+
+
+def _attention(
+    architecture: Architecture, weights: AttentionWeights, state: AttentionState, h: Tensor, step: Step
+) -> Tensor:
+    heads, kv_heads, size = architecture.heads, architecture.kv_heads, architecture.head_size
+    batch, length = step.positions.shape
+    query_features = heads * size * (2 if architecture.gated else 1)
+    query, key, value = weights.qkv(h).split([query_features, kv_heads * size, kv_heads * size], dim=-1)
+    if architecture.gated:
+        query, gate = query.view(-1, heads, 2 * size).chunk(2, dim=-1)
+    query_key = torch.cat([query.reshape(-1, heads, size), key.reshape(-1, kv_heads, size)], dim=1)
+    if architecture.gated:
+        query_key = rms_norm(query_key, weights.qk_norm, architecture.norm_eps)
+    query_key = rotate_positions(query_key.view(batch, length, heads + kv_heads, size), step.cos, step.sin)
+    new = torch.cat([query_key, value.reshape(batch, length, kv_heads, size)], dim=2).transpose(1, 2)
+    out = attend(new, heads, state.kv, step)  # (B, H, C, D)
+    out = out.transpose(1, 2).reshape(-1, heads * size)
+    if architecture.gated:
+        out = out * torch.sigmoid(gate.reshape(-1, heads * size))
+    return weights.out(out)
+
+
+def rotate_positions(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of the first dims of x (B, C, heads, D), in BF16 as transformers rounds it."""
+    rotated, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = rotated.chunk(2, dim=-1)
+    rotated = rotated * cos + torch.cat([-second, first], dim=-1) * sin
+    return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
+
+
+def attend(new: Tensor, heads: int, kv: Tensor, step: Step) -> Tensor:
+    """Writes new keys and values into the cache, then attends to it: also prefill reads what the cache holds.
+
+    Args:
+        new: (B, H + 2·Hkv, C, D) bfloat16, queries, keys, values.
+        kv: (B, 2·Hkv, S, ·) cache, BF16 or packed INT4.
+
+    Returns:
+        (B, H, C, D) bfloat16.
+    """
+    packed = kv.dtype == torch.uint8
+    size = new.shape[-1]
+    if packed:
+        new = int4_kv.rotate(new)
+    query, key_value = new[:, :heads], new[:, heads:]
+    write = int4_kv.pack(*int4_kv.quantise(key_value)) if packed else key_value
+    kv[step.rows[:, None], :, step.positions] = write.transpose(1, 2)
+    kv_heads = kv.shape[1] // 2
+    query = query.reshape(query.shape[0], kv_heads, -1, size)  # (B, Hkv, G·C, D)
+    if packed:
+        out = int4_kv.unrotate(_attend_packed(query, kv, size**-0.5 / size, step.hidden))
+    else:
+        out = _attend_bf16(query, kv, size**-0.5, step.hidden)
+    return out.view(out.shape[0], heads, -1, size)
+
+
+def _attend_bf16(query: Tensor, kv: Tensor, scale: float, hidden: Tensor) -> Tensor:
+    """query (B, Hkv, G·C, D), kv (B, 2·Hkv, S, D) → (B, Hkv, G·C, D), all bfloat16; softmax in FP32."""
+    key, value = kv.chunk(2, dim=1)
+    weight, total = _exponentials(_product(query, key.transpose(-1, -2)) * scale, hidden)
+    return (_product(weight.to(torch.bfloat16), value) / total).to(torch.bfloat16)
+
+
+def _attend_packed(query: Tensor, kv: Tensor, scale: float, hidden: Tensor) -> Tensor:
+    """The arithmetic of vLLM 0.25.0's `unified_attention_int4` in the rotated space.
+
+    The products run on the integer codes; scales and zero points enter the scores and the sums. query (B, Hkv, G·C, D)
+    bfloat16, rotated; kv (B, 2·Hkv, S, D/2 + 4) uint8 → (B, Hkv, G·C, D) bfloat16, still rotated.
+    """
+    even, odd, kv_scale, kv_zero = int4_kv.unpack_streams(kv)
+    codes = torch.cat([even, odd], dim=-1)
+    key_codes, value_codes = codes.chunk(2, dim=1)
+    key_scale, value_scale = kv_scale.unsqueeze(-2).chunk(2, dim=1)  # (B, Hkv, 1, S)
+    key_zero, value_zero = kv_zero.float().unsqueeze(-2).chunk(2, dim=1)
+    streams = torch.cat([query[..., 0::2], query[..., 1::2]], dim=-1)
+    raw = _product(streams, key_codes.to(torch.bfloat16).transpose(-1, -2))
+    query_sum = query.float().sum(dim=-1, keepdim=True)
+    scores = (raw - query_sum * key_zero) * (key_scale * scale)
+    weight, total = _exponentials(scores, hidden)
+    weight = weight * value_scale
+    sums = weight @ value_codes.float() - (weight * value_zero).sum(dim=-1, keepdim=True)
+    return (sums / total).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2).to(torch.bfloat16)
+
+
+def _exponentials(scores: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over the visible positions of scores (B, Hkv, G·C, S), as numerators and their sum (…, 1), FP32."""
+    scores.view(scores.shape[0], -1, *hidden.shape[-2:]).masked_fill_(hidden, -torch.inf)
+    weight = (scores - scores.amax(dim=-1, keepdim=True)).exp_()
+    return weight, weight.sum(dim=-1, keepdim=True)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a (…, M, K) · b (…, K, N), both bfloat16, accumulated and returned in FP32."""
+    if a.is_cuda:
+        return torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32).unflatten(0, a.shape[:2])
+    return a.float() @ b.float()
+
+
+def _linear_attention(
+    architecture: Architecture, weights: LinearAttentionWeights, state: LinearAttentionState, h: Tensor, step: Step
+) -> Tensor:
+    sizes = architecture.linear
+    batch, length = step.positions.shape
+    mixed, gate = weights.qkvz(h).split([sizes.conv_features, sizes.value_features], dim=-1)
+    beta, decay = weights.beta_decay(h).view(batch, length, 2, -1).unbind(2)  # (B, C, Hv)
+    beta = beta.sigmoid().float()
+    decay = weights.decay_rate * F.softplus(decay.float() + weights.decay_bias)
+    if step.valid is not None:  # neither writes nor decays the recurrent state
+        beta, decay = beta * step.valid[..., None], decay * step.valid[..., None]
+    mixed = convolve(mixed.view(batch, length, -1), weights.conv, state.conv, step.valid).float()
+    query, key, value = mixed.split([sizes.key_features, sizes.key_features, sizes.value_features], dim=-1)
+    query = l2norm(query.view(batch, length, sizes.key_heads, -1)) * sizes.key_size**-0.5
+    key = l2norm(key.view(batch, length, sizes.key_heads, -1))
+    value = value.view(batch, length, sizes.value_heads, -1)
+    rule = delta_step if length == 1 else delta_prefill
+    out = rule(*_repeat_heads(sizes, query, key), value, decay, beta, state.recurrent).to(torch.bfloat16)
+    out = rms_norm(out, weights.norm, architecture.norm_eps)
+    out = out.flatten(2) * F.silu(gate.view(batch, length, -1).float())
+    return weights.out(out.view(batch * length, -1).to(torch.bfloat16))
+
+
+def _repeat_heads(sizes: LinearAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, C, Hk, Dk) → (B, C, Hv, Dk): each key head serves Hv / Hk value heads."""
+    groups = sizes.value_heads // sizes.key_heads
+    if groups == 1:
+        return query, key
+    return query.repeat_interleave(groups, dim=2), key.repeat_interleave(groups, dim=2)
+
+
+def convolve(x: Tensor, weight: Tensor, state: Tensor, valid: Tensor | None) -> Tensor:
+    """SiLU of the causal depthwise convolution, in FP32; keeps the last W − 1 valid inputs.
+
+    x (B, C, F) bfloat16, weight (W, F) float32, state (B, W − 1, F) bfloat16, updated in place → (B, C, F) bfloat16.
+    """
+    width, length = weight.shape[0], x.shape[1]
+    window = torch.cat([state, x], dim=1)
+    window32 = window.float()
+    total = sum(window32[:, tap : tap + length] * weight[tap] for tap in range(width))
+    if valid is None:
+        state.copy_(window[:, length:])
+    else:
+        last = valid.sum(dim=1, keepdim=True) + torch.arange(width - 1, device=x.device)
+        state.copy_(window.gather(1, last.unsqueeze(-1).expand(-1, -1, x.shape[-1])))
+    return F.silu(total).to(x.dtype)
+
+
+def delta_step(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """One step of the gated delta rule: S ← e^g S + k ⊗ β(v − kᵀ e^g S), output qᵀ S, with one read of the state.
+
+    query, key (B, 1, H, Dk), value (B, 1, H, Dv), decay (log), beta (B, 1, H), all float32 → (B, 1, H, Dv).
+    state (B, H, Dk, Dv) bfloat16 is updated in place; the output uses the new state before its rounding.
+    """
+    memory = state.float()
+    rate = decay.squeeze(1).exp()[..., None, None]
+    key, query = key.squeeze(1).unsqueeze(2), query.squeeze(1).unsqueeze(2)  # (B, H, 1, Dk)
+    recalled, read = ((torch.cat([key, query], dim=2) @ memory) * rate).split(1, dim=2)
+    delta = (value.squeeze(1).unsqueeze(2) - recalled) * beta.squeeze(1)[..., None, None]
+    state.copy_((memory.mul_(rate)).add_(key.transpose(-1, -2) * delta))
+    out = read + (query * key).sum(dim=-1, keepdim=True) * delta
+    return out.transpose(1, 2)
+
+
+def delta_prefill(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """The gated delta rule over C tokens as one chunk; arguments as `delta_step` with C in place of 1."""
+    parts = [x.transpose(1, 2) for x in (query, key, value, decay, beta)]
+    out, new_state = delta_chunk(*parts, state.float())
+    state.copy_(new_state)
+    return out.transpose(1, 2)

@@ -1,0 +1,202 @@
+"""The engine's weights: INT8 codes and scales of the listed linears, BF16 for everything else, filled in place.
+
+Linears that read the same input are stored as one matrix (rows concatenated), so they cost one quantisation of the
+activation and one product. Every output channel has its own scale, so this changes no number.
+On a CPU, which has no fast BF16 product, BF16 matrices are kept as FP32 copies of the BF16 values.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from score_centering.precision import int8_linear
+from score_centering.rollout.local.architecture import Architecture
+from score_centering.settings import UserError
+
+
+@dataclass(frozen=True)
+class Int8Matrix:
+    codes: Tensor  # (O, I) int8
+    scale: Tensor  # (O, 1) bfloat16
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return int8_linear(x, self.codes, self.scale)
+
+
+@dataclass(frozen=True)
+class Bf16Matrix:
+    weight: Tensor  # (O, I) bfloat16 on CUDA, float32 holding BF16 values on a CPU
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """FP32 accumulation, one rounding to BF16."""
+        if x.is_cuda:
+            return nn.functional.linear(x, self.weight)
+        return (x.float() @ self.weight.t()).to(torch.bfloat16)
+
+
+class Projection:
+    """Linears with the same input: x (N, I) bfloat16 → (N, O of all of them in the order of their names) bfloat16."""
+
+    def __init__(self, matrices: Sequence[Int8Matrix | Bf16Matrix]):
+        self.matrices = matrices
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(self.matrices) == 1:
+            return self.matrices[0](x)
+        return torch.cat([matrix(x) for matrix in self.matrices], dim=-1)
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    qkv: Projection
+    out: Projection
+    qk_norm: Tensor | None  # (heads + KV heads, D) float32: 1 + w for each query and key head, Qwen3.5 only
+
+
+@dataclass(frozen=True)
+class LinearAttentionWeights:
+    qkvz: Projection
+    beta_decay: Projection
+    out: Projection
+    conv: Tensor  # (W, C) float32
+    norm: Tensor  # (Dv,) bfloat16
+    decay_rate: Tensor  # (Hv,) float32: −exp(A_log)
+    decay_bias: Tensor  # (Hv,) float32: dt_bias
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    mixer: AttentionWeights | LinearAttentionWeights
+    gate_up: Projection
+    down: Projection
+    norm_in: Tensor  # (hidden,): 1 + w in float32 for Qwen3.5, w in bfloat16 for Llama
+    norm_mid: Tensor
+
+
+class Weights:
+    """All weights of a model and the table through which `sync` fills them."""
+
+    def __init__(self, architecture: Architecture, meta_model: nn.Module, listed: Sequence[str], device: torch.device):
+        self.device = device
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in meta_model.named_parameters()}
+        self._listed = set(listed)
+        self._targets: dict[str, Tensor] = {}  # checkpoint name → where its bytes go
+        self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []  # computed from targets after every fill
+        self._gated = architecture.gated
+        self._matrix_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.embedding = self._matrix(["model.embed_tokens"]).weight
+        tied = "lm_head.weight" not in self._shapes
+        self.lm_head = Bf16Matrix(self.embedding) if tied else self._matrix(["lm_head"])
+        self._ignored = {"lm_head.weight"} if tied else set()
+        self.norm_out = self._norm("model.norm.weight")
+        self.layers = [self._layer(architecture, i, kind) for i, kind in enumerate(architecture.layer_kinds)]
+        unused = self._shapes.keys() - {name.removesuffix("_scale") for name in self._targets}
+        if unused:
+            raise UserError(f"local engine: it has no use for parameter {min(unused)!r} of this model")
+
+    def _vector(self, name: str) -> Tensor:
+        self._targets[name] = torch.zeros(self._shapes[name], dtype=torch.bfloat16, device=self.device)
+        return self._targets[name]
+
+    def _derive(self, compute: Callable[[], Tensor]) -> Tensor:
+        target = compute()
+        self._derived.append((target, compute))
+        return target
+
+    def _norm(self, name: str) -> Tensor:
+        stored = self._vector(name)
+        return self._derive(lambda: 1 + stored.float()) if self._gated else stored
+
+    def _matrix(self, names: Sequence[str]) -> Int8Matrix | Bf16Matrix:
+        """One matrix for linears that are all listed or all not listed."""
+        listed = names[0] in self._listed
+        rows = [self._shapes[f"{name}.weight"][0] for name in names]
+        shape = (sum(rows), self._shapes[f"{names[0]}.weight"][1])
+        weight = torch.zeros(shape, dtype=torch.int8 if listed else self._matrix_dtype, device=self.device)
+        self._targets |= {f"{name}.weight": part for name, part in zip(names, weight.split(rows), strict=True)}
+        if not listed:
+            return Bf16Matrix(weight)
+        scale = torch.zeros(shape[0], 1, dtype=torch.bfloat16, device=self.device)
+        self._targets |= {f"{name}.weight_scale": part for name, part in zip(names, scale.split(rows), strict=True)}
+        return Int8Matrix(weight, scale)
+
+    def _projection(self, prefix: str, *names: str) -> Projection:
+        """Neighbours of the same number format share a matrix."""
+        runs: list[list[str]] = []
+        for name in (f"{prefix}.{name}" for name in names):
+            if runs and (name in self._listed) == (runs[-1][0] in self._listed):
+                runs[-1].append(name)
+            else:
+                runs.append([name])
+        return Projection([self._matrix(run) for run in runs])
+
+    def _layer(self, architecture: Architecture, index: int, kind: str) -> LayerWeights:
+        prefix = f"model.layers.{index}"
+        if kind == "full_attention":
+            mixer = self._attention(architecture, f"{prefix}.self_attn")
+        else:
+            mixer = self._linear_attention(f"{prefix}.linear_attn")
+        return LayerWeights(
+            mixer=mixer,
+            gate_up=self._projection(f"{prefix}.mlp", "gate_proj", "up_proj"),
+            down=self._projection(f"{prefix}.mlp", "down_proj"),
+            norm_in=self._norm(f"{prefix}.input_layernorm.weight"),
+            norm_mid=self._norm(f"{prefix}.post_attention_layernorm.weight"),
+        )
+
+    def _attention(self, architecture: Architecture, prefix: str) -> AttentionWeights:
+        qk_norm = None
+        if self._gated:
+            q_norm, k_norm = self._norm(f"{prefix}.q_norm.weight"), self._norm(f"{prefix}.k_norm.weight")
+            qk_norm = self._derive(
+                lambda: torch.cat([q_norm.expand(architecture.heads, -1), k_norm.expand(architecture.kv_heads, -1)])
+            )
+        return AttentionWeights(
+            qkv=self._projection(prefix, "q_proj", "k_proj", "v_proj"),
+            out=self._projection(prefix, "o_proj"),
+            qk_norm=qk_norm,
+        )
+
+    def _linear_attention(self, prefix: str) -> LinearAttentionWeights:
+        conv = self._vector(f"{prefix}.conv1d.weight")
+        decay_log, decay_bias = self._vector(f"{prefix}.A_log"), self._vector(f"{prefix}.dt_bias")
+        return LinearAttentionWeights(
+            qkvz=self._projection(prefix, "in_proj_qkv", "in_proj_z"),
+            beta_decay=self._projection(prefix, "in_proj_b", "in_proj_a"),
+            out=self._projection(prefix, "out_proj"),
+            conv=self._derive(lambda: conv.squeeze(1).t().float().contiguous()),
+            norm=self._vector(f"{prefix}.norm.weight"),
+            decay_rate=self._derive(lambda: -decay_log.float().exp()),
+            decay_bias=self._derive(lambda: decay_bias.float()),
+        )
+
+    def fill(self, weights: Mapping[str, Tensor]) -> None:
+        """Copies a checkpoint into the engine's own memory; addresses don't change, so captured graphs stay valid."""
+        missing = sorted(self._targets.keys() - weights.keys())
+        if missing:
+            raise UserError(f"local engine: {missing[0]!r} is missing from the weights ({len(missing)} in all)")
+        unknown = sorted(weights.keys() - self._targets.keys() - self._ignored)
+        if unknown:
+            raise UserError(f"local engine: the weights hold {unknown[0]!r}, which this engine does not have")
+        for name, target in self._targets.items():
+            source = weights[name]
+            stored = torch.int8 if target.dtype == torch.int8 else torch.bfloat16
+            if source.dtype != stored or source.shape != target.shape:
+                raise UserError(
+                    f"local engine: {name} is {source.dtype} {tuple(source.shape)}, "
+                    f"must be {stored} {tuple(target.shape)}"
+                )
+        for name, target in self._targets.items():
+            target.copy_(weights[name])
+        for target, compute in self._derived:
+            target.copy_(compute())
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes held, by what holds them."""
+        total = {"int8_codes": 0, "int8_scales": 0, "other_weights": 0}
+        for name, target in self._targets.items():
+            kind = "int8_scales" if name.endswith("_scale") else "int8_codes" if target.dtype == torch.int8 else ""
+            total[kind or "other_weights"] += target.nbytes
+        return total
