@@ -1,4 +1,5 @@
-"""The policy loss, importance weights, advantages and K3 metrics: pure functions on tensors that know nothing of engines."""
+"""The policy loss, importance weights, advantages and K3 metrics: pure functions on tensors that know nothing of
+engines."""
 
 from score_centering.objectives.advantages import advantages
 from score_centering.objectives.batch import TokenBatch, validate_batch

@@ -10,8 +10,8 @@ def advantages(rewards: Tensor, group_ids: Tensor, normalise: str = "std") -> Te
     """A = (R − mean_group) / (std_group + 1e-6) per rollout, or A = R − mean_group.
 
     Args:
-        rewards: (N,) integer, float32 or float64 tensor or array; half precision is refused, since 1.0 and 1.001 are one
-            value there.
+        rewards: (N,) integer, float32 or float64 tensor or array; half precision is refused, since 1.0 and 1.001 are
+            one value there.
         group_ids: (N,) integers; rollouts of one prompt share an id. Groups may have different sizes and any order.
         normalise: "std" (ddof = 1) or "mean" (no division).
 
@@ -33,8 +33,8 @@ def advantages(rewards: Tensor, group_ids: Tensor, normalise: str = "std") -> Te
     bad = (~rewards.isfinite()).nonzero().flatten().tolist()
     if bad:
         raise ValueError(
-            f"advantages: the reward of rollout {bad[0]} (group {group_ids[bad[0]].item()}) is {rewards[bad[0]].item()}; "
-            "rewards must be finite"
+            f"advantages: the reward of rollout {bad[0]} (group {group_ids[bad[0]].item()}) is "
+            f"{rewards[bad[0]].item()}; rewards must be finite"
         )
     _, group, size = group_ids.unique(return_inverse=True, return_counts=True)
     groups = size.numel()

@@ -12,7 +12,8 @@ SAMPLED_TOLERANCE = 2e-3  # nats; candidates travel in 16 bits
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Generated tokens, flat over T, with what the sampler recorded. Rows where `mask` is False are ignored whatever they hold.
+    """Generated tokens, flat over T, with what the sampler recorded. Rows where `mask` is False are ignored whatever
+    they hold.
 
     Args:
         target_ids: (T,) int64, the sampled token y.
@@ -22,7 +23,8 @@ class TokenBatch:
         mask: (T,) bool, True for a generated token.
         candidate_ids: (T, K) integer, the sampler's K most probable tokens; None where the objective needs no head.
         candidate_logprobs: (T, K) float32, their log q; never renormalised.
-        old_logprobs: (T,) float32, log p_y of the trainer's policy before this batch's updates; None means the present one.
+        old_logprobs: (T,) float32, log p_y of the trainer's policy before this batch's updates; None means the present
+            one.
     """
 
     target_ids: Tensor
@@ -41,7 +43,8 @@ class TokenBatch:
 
 
 def check_shapes(batch: TokenBatch, rows: int, vocab_size: int, needs_candidates: bool) -> None:
-    """Refuse a batch whose tensors do not fit T = `rows` and V = `vocab_size`. Reads no values, so it never waits for a GPU."""
+    """Refuse a batch whose tensors do not fit T = `rows` and V = `vocab_size`. Reads no values, so it never waits for a
+    GPU."""
     vectors = {
         name: getattr(batch, name)
         for name in ("target_ids", "sampler_logprobs", "advantages", "loss_weights", "mask", "old_logprobs")
@@ -64,16 +67,17 @@ def check_shapes(batch: TokenBatch, rows: int, vocab_size: int, needs_candidates
         )
     if not 0 < batch.candidate_ids.shape[1] <= vocab_size:
         raise ValueError(
-            f"token batch: K = {batch.candidate_ids.shape[1]} candidates of a vocabulary of {vocab_size}; 1 ≤ K ≤ V is allowed"
+            f"token batch: K = {batch.candidate_ids.shape[1]} candidates of a vocabulary of {vocab_size}; "
+            "1 ≤ K ≤ V is allowed"
         )
 
 
 def validate_batch(batch: TokenBatch, vocab_size: int, lengths: Sequence[int] | None = None) -> None:
     """Check the recorded values; raise ValueError that names the first faulty rollout and position.
 
-    Faults: ids outside the vocabulary, duplicate candidates, NaN or positive log-probs, a head mass above 1.001, and a head that
-    holds y with a log-prob other than the sampled one (a shifted row). Masked rows are not looked at. Call it once a batch, when
-    it is built: it reads values back from the device.
+    Faults: ids outside the vocabulary, duplicate candidates, NaN or positive log-probs, a head mass above 1.001, and a
+    head that holds y with a log-prob other than the sampled one (a shifted row). Masked rows are not looked at. Call it
+    once a batch, when it is built: it reads values back from the device.
 
     Args:
         lengths: tokens of each rollout, in order, to name rollout and position; None names the row alone.
@@ -100,8 +104,8 @@ def validate_batch(batch: TokenBatch, vocab_size: int, lengths: Sequence[int] | 
             (logprobs.double().exp().sum(1) > HEAD_MASS_LIMIT, f"the candidates' mass is above {HEAD_MASS_LIMIT}"),
             (
                 shifted.any(1),
-                f"the head holds the sampled token with a log-prob that differs by more than {SAMPLED_TOLERANCE} from the "
-                "sampled one (a shifted row)",
+                "the head holds the sampled token with a log-prob that differs by more than "
+                f"{SAMPLED_TOLERANCE} from the sampled one (a shifted row)",
             ),
         ]
     for fault, what in faults:

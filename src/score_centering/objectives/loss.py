@@ -1,12 +1,12 @@
 """The policy loss of a microbatch from hidden states or from logits: two entries, one chunk core.
 
-Tokens are taken in chunks. Each chunk's logits are formed, reduced to per-token terms and turned into their gradient in the same
-pass, inside one autograd function, so no (T, V) tensor is held beyond what the caller passes. Softmax arithmetic is float32
-(float64 for float64 inputs). Products of bfloat16 tensors accumulate in float32 and logits are not rounded to bfloat16; on the
-CPU, where bfloat16 products are slow, they are float32 products of the same bfloat16 values.
+Tokens are taken in chunks. Each chunk's logits are formed, reduced to per-token terms and turned into their gradient in
+the same pass, inside one autograd function, so no (T, V) tensor is held beyond what the caller passes. Softmax
+arithmetic is float32 (float64 for float64 inputs). Products of bfloat16 tensors accumulate in float32 and logits are
+not rounded to bfloat16; on the CPU, where bfloat16 products are slow, they are float32 products of the same bfloat16
+values.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -48,15 +48,16 @@ def policy_loss_from_hidden(
 
     Args:
         hidden: (T, D) bfloat16, float32 or float64; row t predicts target_ids[t].
-        lm_head_weight: (V, D) of hidden's dtype, or float32 beside bfloat16 hidden states: products then use its bfloat16 values,
-            its gradient stays float32.
+        lm_head_weight: (V, D) of hidden's dtype, or float32 beside bfloat16 hidden states: products then use its
+            bfloat16 values, its gradient stays float32.
         batch: the T tokens.
         temperature: the sampling temperature.
         chunk_size: tokens a chunk; None picks one that keeps the chunk's buffers within CHUNK_BYTES.
     """
     if hidden.dim() != 2 or lm_head_weight.dim() != 2 or hidden.shape[1] != lm_head_weight.shape[1]:
         raise ValueError(
-            f"policy loss: hidden {tuple(hidden.shape)} and lm_head_weight {tuple(lm_head_weight.shape)} must be (T, D) and (V, D)"
+            f"policy loss: hidden {tuple(hidden.shape)} and lm_head_weight {tuple(lm_head_weight.shape)} must be "
+            "(T, D) and (V, D)"
         )
     if lm_head_weight.dtype not in (hidden.dtype, torch.float32) or (
         hidden.dtype == torch.float64 and lm_head_weight.dtype != torch.float64
@@ -102,7 +103,8 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 
 def _default_chunk_size(rows: int, vocab_size: int, device_type: str) -> int:
-    """Equal chunks, as few as the budget allows; a row costs its float32 logits and its gradient of at most 4 bytes each."""
+    """Equal chunks, as few as the budget allows; a row costs its float32 logits and its gradient of at most 4 bytes
+    each."""
     most = max(1, CHUNK_BYTES[device_type] // (6 * vocab_size))
     chunks = max(1, -(-rows // most))
     return max(1, -(-rows // chunks))
@@ -158,7 +160,8 @@ class _Core:
 
 
 def row_statistics(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """log Σ exp z and Σ p·z of z = logits/temperature, per row of logits (C, V); −inf logits count as p = 0. Returns (C,), (C,)."""
+    """log Σ exp z and Σ p·z of z = logits/temperature, per row of logits (C, V); −inf logits count as p = 0. Returns
+    (C,), (C,)."""
     scaled = logits / temperature
     normaliser = scaled.logsumexp(1)
     probability = (scaled - normaliser[:, None]).exp()

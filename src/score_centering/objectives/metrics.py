@@ -15,9 +15,9 @@ COUNTS = ("k3_clamped_tokens",)
 def token_sums(terms: TokenTerms, batch: TokenBatch) -> dict[str, Tensor]:
     """float64 scalars under the metric's own name, over the rows that the mask keeps.
 
-    `tokens` and `k3_clamped_tokens` are counts, `loss` is Σ w·ℓ, the names in MAXIMA are maxima, the rest are sums over tokens.
-    With d = log p_y − log q_y, clamped to ±20 for exp: k3 = exp(d) − 1 − d (Schulman, Approximating KL Divergence, 2020),
-    k1 = −d, token χ² = exp(2d) − 1.
+    `tokens` and `k3_clamped_tokens` are counts, `loss` is Σ w·ℓ, the names in MAXIMA are maxima, the rest are sums over
+    tokens. With d = log p_y − log q_y, clamped to ±20 for exp: k3 = exp(d) − 1 − d (Schulman, Approximating KL
+    Divergence, 2020), k1 = −d, token χ² = exp(2d) − 1.
     """
     mask = batch.mask
 

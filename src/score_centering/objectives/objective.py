@@ -9,8 +9,8 @@ REDUCTIONS = ("token-mean", "seq-mean-token-mean")
 POLICY_LOSSES = ("ppo", "score_centering")
 
 SEQUENCE_LEVEL = {
-    "gspo": "GSPO weights a whole rollout by one ratio, the length-normalised sequence likelihood, while score centering and "
-    "every weight here act on one token: no per-token f(p/q) gives it",
+    "gspo": "GSPO weights a whole rollout by one ratio, the length-normalised sequence likelihood, while score "
+    "centering and every weight here act on one token: no per-token f(p/q) gives it",
 }
 
 
@@ -18,8 +18,8 @@ SEQUENCE_LEVEL = {
 class Objective:
     """One arm's objective.
 
-    `clip_low` and `clip_high` are PPO's ε (a ratio in [1−clip_low, 1+clip_high]); both None means no clipping: the plain
-    weighted score f(p/q)·log p, with or without centering.
+    `clip_low` and `clip_high` are PPO's ε (a ratio in [1−clip_low, 1+clip_high]); both None means no clipping: the
+    plain weighted score f(p/q)·log p, with or without centering.
     `reduction` names the loss weights that belong to the arm: `token_mean_weights` or `sequence_mean_weights`.
     """
 
@@ -44,18 +44,21 @@ class Objective:
             raise ValueError(f"{where}: tis_max {self.tis_max} must be positive and finite")
         if not 0 < self.mis_min <= 1 <= self.mis_max < math.inf:
             raise ValueError(
-                f"{where}: the band [mis_min, mis_max] = [{self.mis_min}, {self.mis_max}] must be positive, finite and hold 1"
+                f"{where}: the band [mis_min, mis_max] = [{self.mis_min}, {self.mis_max}] must be positive, finite and "
+                "hold 1"
             )
         if (self.clip_low is None) != (self.clip_high is None):
             raise ValueError(f"{where}: clip_low and clip_high are given together or not at all")
         if self.clip_low is not None and not (0 <= self.clip_low < 1 and 0 <= self.clip_high < math.inf):
             raise ValueError(
-                f"{where}: clip_ratio_low {self.clip_low} must lie in [0, 1) and clip_ratio_high {self.clip_high} be at least 0"
+                f"{where}: clip_ratio_low {self.clip_low} must lie in [0, 1) and clip_ratio_high {self.clip_high} be "
+                "at least 0"
             )
         if self.clips and (self.centering or self.is_mode != "none"):
             raise ValueError(
                 f"{where}: policy_loss ppo clips the ratio to the old policy and takes centering off and is_mode none, "
-                f"not centering {'on' if self.centering else 'off'} and is_mode {self.is_mode}; choose policy_loss score_centering"
+                f"not centering {'on' if self.centering else 'off'} and is_mode {self.is_mode}; "
+                "choose policy_loss score_centering"
             )
 
     @property
@@ -88,8 +91,8 @@ def build_objective(
 ) -> Objective:
     """The objective that the settings `score_centering.*` and `actor_rollout_ref.actor.*` describe.
 
-    `policy_loss: ppo` clips and needs centering off and is_mode none; `policy_loss: score_centering` never clips, so the
-    clip settings are inert there.
+    `policy_loss: ppo` clips and needs centering off and is_mode none; `policy_loss: score_centering` never clips, so
+    the clip settings are inert there.
     """
     if policy_loss not in POLICY_LOSSES:
         reason = f"; {SEQUENCE_LEVEL[policy_loss]}" if policy_loss in SEQUENCE_LEVEL else ""

@@ -1,8 +1,8 @@
 """Loss weights: how the token losses of one update are averaged.
 
-loss = Σ_t w_t·ℓ_t over all tokens of all microbatches and ranks of one update, so the denominators are those of the whole update
-and splitting it changes nothing. Counts are Python integers and the division is float64 (half precision would make 257 tokens
-256 and 8191·128 infinite); each weight is rounded to float32 once.
+loss = Σ_t w_t·ℓ_t over all tokens of all microbatches and ranks of one update, so the denominators are those of the
+whole update and splitting it changes nothing. Counts are Python integers and the division is float64 (half precision
+would make 257 tokens 256 and 8191·128 infinite); each weight is rounded to float32 once.
 """
 
 import torch

@@ -1,13 +1,14 @@
-"""The loss of single tokens and the few numbers that its gradient is made of. Pure functions on (C,) and (C, K) tensors.
+"""The loss of single tokens and the few numbers that its gradient is made of. Pure functions on (C,) and (C, K)
+tensors.
 
-Notation of the formulas, at one position: p the trainer's distribution, q the sampler's, y the sampled token, A the advantage,
-H the recorded head, P_H and Q_H its mass under p and q, f the importance weight, m_v = q_v·f(p_v/q_v), M = Σ_H m_v, ω = f(p_y/q_y),
-ρ = max(1−Q_H, 1e-6)/max(1−P_H, 1e-6), α = ρ·f(1/ρ), c_v = m_v − α·p_v.
+Notation of the formulas, at one position: p the trainer's distribution, q the sampler's, y the sampled token, A the
+advantage, H the recorded head, P_H and Q_H its mass under p and q, f the importance weight, m_v = q_v·f(p_v/q_v), M =
+Σ_H m_v, ω = f(p_y/q_y), ρ = max(1−Q_H, 1e-6)/max(1−P_H, 1e-6), α = ρ·f(1/ρ), c_v = m_v − α·p_v.
 
     ℓ = −sg(A)·[sg(ω)·log p_y − Σ_{v∈H} sg(c_v)·log p_v]
 
-Source: Score Centering Stabilizes Off-policy Reinforcement Learning, arXiv 2609.20807, Section 4 and Appendix A; the clipped
-surrogate is PPO's, arXiv 1707.06347, eq. 7, with separate lower and upper ε (DAPO, arXiv 2503.14476).
+Source: Score Centering Stabilizes Off-policy Reinforcement Learning, arXiv 2609.20807, Section 4 and Appendix A; the
+clipped surrogate is PPO's, arXiv 1707.06347, eq. 7, with separate lower and upper ε (DAPO, arXiv 2503.14476).
 """
 
 from typing import NamedTuple
@@ -43,7 +44,8 @@ class TokenTerms(NamedTuple):
 class SoftmaxGradient(NamedTuple):
     """dℓ/dz of z = logits/temperature in the form `dense·p_j`, with the few entries `ids` holding `values` instead.
 
-    dense: (C,). ids: (C, 1 + K) int64, y first; later entries win, so a head that holds y overrides the first. values: (C, 1 + K).
+    dense: (C,). ids: (C, 1 + K) int64, y first; later entries win, so a head that holds y overrides the first. values:
+        (C, 1 + K).
     """
 
     dense: Tensor
@@ -78,8 +80,8 @@ def token_terms(
     correction = weighted - alpha[:, None] * head_p
     correction_value = torch.where(correction == 0, 0.0, correction * head_log_p).sum(1)
 
-    # −dℓ/dz_j / A = ω·1[j=y] − c_j·1[j∈H] − (ω − Σc)·p_j, with Σc = M − α·P_H put in: a large α then meets 1 − P_H, never a difference
-    # of two large numbers.
+    # −dℓ/dz_j / A = ω·1[j=y] − c_j·1[j∈H] − (ω − Σc)·p_j, with Σc = M − α·P_H put in: a large α then meets 1 − P_H,
+    # never a difference of two large numbers.
     weighted_mass = weighted.sum(1)
     dense = weight - weighted_mass + alpha * mass_p
     in_head = (weight - weighted_mass - alpha * (1 - mass_p))[:, None] * head_p + weighted

@@ -1,7 +1,8 @@
 """Importance weights `f(r)` of the ratio `r = p/q`, each one small function.
 
-A weight is written in its *mass form* `m(p, q) = q·f(p/q)`, on log-probabilities. The mass form is homogeneous of degree one,
-so one function serves all three places where the loss needs `f`, and no unbounded ratio is ever exponentiated:
+A weight is written in its *mass form* `m(p, q) = q·f(p/q)`, on log-probabilities. The mass form is homogeneous of
+degree one, so one function serves all three places where the loss needs `f`, and no unbounded ratio is ever
+exponentiated:
 
     m_v = q_v·f(p_v/q_v) = m(log p_v, log q_v)       weighted mass of a recorded token
     ω   = f(p_y/q_y)     = m(log p_y − log q_y, 0)   weight of the sampled token

@@ -1,4 +1,5 @@
-"""A float64 reference over the full vocabulary, written from the paper's formula with an explicit q̂, and random batches."""
+"""A float64 reference over the full vocabulary, written from the paper's formula with an explicit q̂, and random
+batches."""
 
 from types import SimpleNamespace
 
@@ -112,7 +113,7 @@ OBJECTIVES = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def reference():
     return SimpleNamespace(
         objectives=OBJECTIVES,
@@ -125,11 +126,11 @@ def reference():
     )
 
 
-@pytest.fixture(params=sorted(OBJECTIVES))
+@pytest.fixture(scope="session", params=sorted(OBJECTIVES))
 def objective(request):
     return OBJECTIVES[request.param]
 
 
-@pytest.fixture(params=[name for name, entry in sorted(OBJECTIVES.items()) if entry.centering])
+@pytest.fixture(scope="session", params=[name for name, entry in sorted(OBJECTIVES.items()) if entry.centering])
 def centred(request):
     return OBJECTIVES[request.param]
