@@ -61,6 +61,14 @@ def prepare_w8a8(folder: Path, base: ModelManifest, quantization: Quantization, 
         UserError: the model is quantised already, its class is unknown, or no layer would be quantised.
     """
     model_class, config = _model_class(folder)
+    with torch.device("meta"):
+        skeleton = model_class(config)
+    group = {"targets": quantization.targets}
+    listed = listed_linears(
+        {"quantization_config": {"config_groups": {"group_0": group}, "ignore": quantization.ignore}}, skeleton
+    )
+    if not listed:
+        raise UserError(f"quantization: targets {quantization.targets} without {quantization.ignore} match no layer")
     model = model_class.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     _compress(model, quantization)
@@ -72,11 +80,8 @@ def prepare_w8a8(folder: Path, base: ModelManifest, quantization: Quantization, 
         warnings.filterwarnings("ignore", message="Attempting to save a model with offloaded modules")
         model.save_pretrained(output, save_compressed=True)
     _copy_companions(folder, output)
-    with torch.device("meta"):
-        skeleton = model_class(config)
-    listed = listed_linears(json.loads((output / "config.json").read_bytes()), skeleton)
-    if not listed:
-        raise UserError(f"quantization: targets {quantization.targets} without {quantization.ignore} match no layer")
+    if listed_linears(json.loads((output / "config.json").read_bytes()), skeleton) != listed:
+        raise RuntimeError(f"{output / 'config.json'}: llm-compressor quantised other layers than {quantization} lists")
     linears = [name for name, module in skeleton.named_modules() if isinstance(module, nn.Linear)]
     _check_bytes(output, requantise(before, listed))
     return W8A8Manifest(
