@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from score_centering.runs.files import make_folder, partial, sha256_file, sync_file, sync_folder, write_file, writing
+from score_centering.runs.files import (
+    make_folder,
+    partial,
+    sha256_file,
+    sync_file,
+    sync_folder,
+    write_fault,
+    write_file,
+    writing,
+)
 from score_centering.settings import UserError
 
 if TYPE_CHECKING:
@@ -42,24 +51,28 @@ class Checkpoint:
 def write(folder: Path, checkpoint: Checkpoint) -> None:
     """Write `folder`/step<n>; older ones beyond `KEPT` are removed after it is safe on the disk."""
     target = folder / f"step{checkpoint.step:06d}"
-    scalars = _as_json(checkpoint.scalars)
     temporary = partial(target)
+    scalars = _as_json(checkpoint.scalars)
     make_folder(folder)
     remove(temporary)
-    make_folder(temporary)
-    _write_tensors(temporary / TENSORS, checkpoint.tensors)
-    manifest = {
-        "format": FORMAT,
-        "step": checkpoint.step,
-        "log_bytes": checkpoint.log_bytes,
-        "log_sha256": checkpoint.log_sha256,
-        "tensors_sha256": sha256_file(temporary / TENSORS),
-        "scalars": scalars,
-    }
-    write_file(temporary / MANIFEST, json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode())
-    with writing(target):
-        os.replace(temporary, target)
-        sync_folder(folder)
+    try:
+        make_folder(temporary)
+        _write_tensors(temporary / TENSORS, checkpoint.tensors)
+        manifest = {
+            "format": FORMAT,
+            "step": checkpoint.step,
+            "log_bytes": checkpoint.log_bytes,
+            "log_sha256": checkpoint.log_sha256,
+            "tensors_sha256": sha256_file(temporary / TENSORS),
+            "scalars": scalars,
+        }
+        write_file(temporary / MANIFEST, json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode())
+        with writing(target):
+            os.replace(temporary, target)
+            sync_folder(folder)
+    except UserError:
+        remove(temporary)
+        raise
     for path in paths(folder)[KEPT:]:
         discard(path)
 
@@ -133,7 +146,10 @@ def _write_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
-        raise UserError(f"cannot write {path}: {' '.join(str(error).split())}") from error
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise UserError(write_fault(path, int(number[1]))) from error
     with writing(path):
         sync_file(path)
 

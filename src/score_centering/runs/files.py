@@ -29,11 +29,14 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(write_fault(path, error.errno, os.strerror(error.errno or 0))) from error
+        raise UserError(write_fault(path, error.errno or 0)) from error
 
 
-def write_fault(path: Path, number: int | None, reason: str) -> str:
-    return f"cannot write {path}: {reason.lower()}; {ADVICE.get(number or 0, 'nothing half-written was declared')}"
+def write_fault(path: Path, number: int) -> str:
+    """One line for error `number` (errno) of a write to `path`, with what to do about it."""
+    return (
+        f"cannot write {path}: {os.strerror(number).lower()}; {ADVICE.get(number, 'no half-written file was declared')}"
+    )
 
 
 def make_folder(path: Path) -> None:
