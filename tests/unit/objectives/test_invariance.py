@@ -29,7 +29,7 @@ def run(hidden, weight, microbatches, objective, chunk_size):
     return loss, hidden.grad, weight.grad, finalise_metrics(sums)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     tokens=st.integers(2, 24),

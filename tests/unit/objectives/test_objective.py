@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from score_centering.objectives import WEIGHTS, Bounds, Objective, build_objective
@@ -75,6 +75,7 @@ def test_half_a_clip_is_refused():
         Objective("arm", False, "none", clip_low=0.2)
 
 
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     mode=st.sampled_from(sorted(WEIGHTS)),
     log_p=st.floats(-30, 0),

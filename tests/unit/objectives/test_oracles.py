@@ -33,14 +33,14 @@ def every_sampled_token(logits, batch, q_hat):
     return logits[:1].expand(vocab, vocab), unit(rows, target_ids=torch.arange(vocab), sampler_logprobs=q_hat[0].log())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     vocab=st.integers(3, 40),
     share=st.floats(0, 1),
     mismatch=st.floats(0, 3),
     temperature=st.floats(0.3, 3),
-    cap=st.floats(1.0, 4.0),
+    cap=st.floats(1.1, 4.0),
 )
 def test_oracle_1_a_constant_advantage_gives_no_expected_update(
     reference, centred, seed, vocab, share, mismatch, temperature, cap
@@ -49,12 +49,14 @@ def test_oracle_1_a_constant_advantage_gives_no_expected_update(
     objective = replace(centred, tis_max=cap, mis_max=cap, mis_min=1 / cap)
     candidates = 1 + round(share * (vocab - 2))
     logits, batch = reference.random_batch(1, vocab, candidates, seed, mismatch)
-    q_hat = reference.implied_sampler((logits / temperature).softmax(1), batch.candidate_ids, batch.candidate_logprobs)
-    tails = 1 - batch.candidate_logprobs.exp().sum(), q_hat.scatter(1, batch.candidate_ids.long(), 0.0).sum()
-    assume(min(tails) > 1e-5)
-    repeated, rows = every_sampled_token(logits, batch, q_hat)
+    q_hat = reference.implied_sampler(logits.softmax(1), batch.candidate_ids, batch.candidate_logprobs)
+    tails = [
+        distribution.scatter(1, batch.candidate_ids.long(), 0.0).sum() for distribution in (q_hat, logits.softmax(1))
+    ]
+    assume(min(tails) > 1e-5 and tails[0] < 100 * tails[1])
+    repeated, rows = every_sampled_token(logits * temperature, batch, q_hat)
     expected_update = q_hat @ gradient(repeated, rows, objective, temperature)
-    assert float(expected_update.abs().max()) <= 1e-12 / temperature
+    assert float(expected_update.abs().max()) <= 1e-12
 
 
 @pytest.mark.parametrize("sign", [1, -1])
