@@ -19,7 +19,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_refuse_constant)
+DECODER = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_refuse_constant)
 
 
 def answer_of_verification_info(text: object) -> tuple[str | None, str | None]:
@@ -29,7 +29,7 @@ def answer_of_verification_info(text: object) -> tuple[str | None, str | None]:
     if not isinstance(text, str):
         return None, MALFORMED_VERIFICATION
     try:
-        info = _DECODER.decode(text)
+        info = DECODER.decode(text)  # keeps numbers as they are written
     except (ValueError, RecursionError):
         return None, MALFORMED_VERIFICATION
     if not isinstance(info, dict):

@@ -16,18 +16,21 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from score_centering.data.answers import MALFORMED
 from score_centering.data.manifest import SCHEMA_VERSION, TABLE_SCHEMA, Manifest, sha256_of
 from score_centering.data.problems import Problem, RawProblem, normalise_prompt
 from score_centering.data.source import Source
 from score_centering.settings import UserError
 
 MISSING_PROMPT = "missing_prompt"
+MALFORMED_PROMPT = "malformed_prompt"
 UNPARSABLE = "unparsable_answer"
 DUPLICATE = "duplicate"
 CONFLICTING = "conflicting_answers"
 SOLVE_RATE_MISSING = "solve_rate_missing"
 SOLVE_RATE_BELOW = "solve_rate_below_min"
 SOLVE_RATE_ABOVE = "solve_rate_above_max"
+OVER_TRAIN_SIZE = "over_train_size"
 
 MAX_UNPARSABLE_SHARE = 0.05  # above it the source's answers are no math answers, and dropping them would hide that
 ROW_GROUP_SIZE = 10_000
@@ -59,8 +62,8 @@ def prepare(
     of the split's hash become the test split, the next `train_size` (default: all) the training split.
     """
     dropped: Counter[str] = Counter()
-    kept: dict[str, RawProblem] = {}
-    conflicting: set[str] = set()
+    kept: dict[bytes, RawProblem] = {}
+    conflicting: set[bytes] = set()
     rows_read = 0
     for row in source.rows:
         rows_read += 1
@@ -68,7 +71,7 @@ def prepare(
         if reason is not None:
             dropped[reason] += 1
             continue
-        key = normalise_prompt(row.prompt)
+        key = hashlib.sha256(normalise_prompt(row.prompt).encode()).digest()
         other = kept.setdefault(key, row)
         if other is row:
             continue
@@ -82,14 +85,16 @@ def prepare(
     if conflicting:
         dropped[CONFLICTING] = len(conflicting)
     _drop_unparsable(kept, parsable, dropped, source.name)
-    order = sorted(kept, key=lambda key: (_split_hash(seed, key), key))
+    order = sorted(kept, key=lambda key: _split_hash(seed, key))
     if len(order) <= val_size:
         raise UserError(
             f"dataset.val_size: {val_size} leaves no training problem of the {len(order)} that {source.name} gives "
             f"({rows_read} rows, dropped: {dict(sorted(dropped.items()))})"
         )
-    end = None if train_size is None else val_size + train_size
-    problems = [_problem(kept[key], key, source.name) for key in order[:end]]
+    if train_size is not None and len(order) > val_size + train_size:
+        dropped[OVER_TRAIN_SIZE] = len(order) - val_size - train_size
+        del order[val_size + train_size :]
+    problems = [_problem(kept[key], key, source.name) for key in order]
     return Prepared(problems[val_size:], problems[:val_size], rows_read, dict(sorted(dropped.items())))
 
 
@@ -98,6 +103,10 @@ def _fault(row: RawProblem, min_solve_rate: float | None, max_solve_rate: float 
         return MISSING_PROMPT
     if row.fault is not None:
         return row.fault
+    if not _is_unicode(row.prompt):
+        return MALFORMED_PROMPT
+    if not _is_unicode(row.answer):
+        return MALFORMED
     if min_solve_rate is None and max_solve_rate is None:
         return None
     if row.solve_rate is None or math.isnan(row.solve_rate):
@@ -109,13 +118,24 @@ def _fault(row: RawProblem, min_solve_rate: float | None, max_solve_rate: float 
     return None
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether `text` can be written as UTF-8; half a surrogate pair, which JSON allows, cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _preference(row: RawProblem) -> tuple[str, str, str]:
     """Which of two rows of one problem is kept: the smallest, whatever came first."""
     return row.id or "", row.prompt or "", row.answer or ""
 
 
 def _drop_unparsable(
-    kept: dict[str, RawProblem],
+    kept: dict[bytes, RawProblem],
     parsable: Callable[[Sequence[str]], Sequence[bool]],
     dropped: Counter[str],
     source_name: str,
@@ -136,13 +156,12 @@ def _drop_unparsable(
         del kept[key]
 
 
-def _split_hash(seed: int, key: str) -> bytes:
-    return hashlib.sha256(f"{seed}\0{key}".encode("utf-8", "surrogatepass")).digest()
+def _split_hash(seed: int, key: bytes) -> bytes:
+    return hashlib.sha256(b"%d\0%b" % (seed, key)).digest()
 
 
-def _problem(row: RawProblem, key: str, source_name: str) -> Problem:
-    identity = row.id or hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return Problem(row.prompt, row.answer, identity, source_name)
+def _problem(row: RawProblem, key: bytes, source_name: str) -> Problem:
+    return Problem(row.prompt, row.answer, row.id or key.hex()[:16], source_name)
 
 
 def write_dataset(prepared: Prepared, source: Source, output_dir: str | os.PathLike[str], split: dict) -> Manifest:

@@ -1,0 +1,22 @@
+"""Problems in local parquet or JSONL files, pinned by the sha256 of each file."""
+
+from pathlib import Path
+
+from score_centering.data.manifest import sha256_of
+from score_centering.data.source import Source
+from score_centering.data.tables import SUFFIXES, read_rows
+from score_centering.settings import UserError
+
+
+def open_local(path: str) -> Source:
+    """A parquet or JSONL file, or a folder of them (in the order of their names)."""
+    root = Path(path)
+    if root.is_dir():
+        files = sorted(file for file in root.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    else:
+        files = [root] if root.is_file() and root.suffix in SUFFIXES else []
+    if not files:
+        raise UserError(f"dataset.local.path: {path} is no {' or '.join(SUFFIXES)} file and no folder with one")
+    base = root if root.is_dir() else root.parent
+    digests = {file.relative_to(base).as_posix(): sha256_of(file) for file in files}
+    return Source(name=f"local/{root.name}", rows=read_rows(files), pin={"kind": "local", "path": path}, files=digests)
