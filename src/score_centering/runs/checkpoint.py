@@ -86,9 +86,9 @@ def read(path: Path) -> Checkpoint:
     from safetensors.torch import load_file
 
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = dict(json.loads((path / MANIFEST).read_bytes()))
         digest = manifest.pop("sha256")
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError):
         raise DamagedError(f"{MANIFEST} is missing or unreadable") from None
     if digest != _digest(manifest):
         raise DamagedError(f"{MANIFEST} was changed after it was written")

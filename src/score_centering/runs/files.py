@@ -51,9 +51,14 @@ def write_file(path: Path, content: bytes) -> None:
 
 def write_files(contents: Mapping[Path, bytes]) -> None:
     """As `write_file`; all contents are on the disk before the first name changes."""
-    for path, content in contents.items():
-        with writing(path):
-            _write_new(partial(path), content)
+    try:
+        for path, content in contents.items():
+            with writing(path):
+                _write_new(partial(path), content)
+    except UserError:
+        for path in contents:
+            partial(path).unlink(missing_ok=True)
+        raise
     for path in contents:
         with writing(path):
             os.replace(partial(path), path)

@@ -114,7 +114,7 @@ def _number(value: Any, field: pa.Field, step: int) -> int | float | None:
         if not isinstance(value, datetime) or value.tzinfo is None:
             raise UserError(f"{where}: must be a datetime with its time zone")
         return (value - EPOCH) // MICROSECOND
-    if isinstance(value, bool):
+    if isinstance(value, bool | str | bytes):
         raise UserError(f"{where}: must be a number")
     if pa.types.is_integer(field.type):
         try:

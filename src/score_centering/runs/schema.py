@@ -120,18 +120,13 @@ def table_bytes(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
         use_dictionary=False,
         write_statistics=True,
         store_schema=True,
+        write_page_checksum=True,
     )
     return sink.getvalue().to_pybytes()
 
 
 def _read(path: Path, expected: pa.Schema) -> pa.Table:
-    try:
-        table = pq.read_table(path, partitioning=None)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a readable parquet file: {' '.join(str(error).split())[:160]}") from None
-    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    table, metadata = _load(path)
     version = metadata.get("schema_version")
     if version != str(SCHEMA_VERSION):
         raise UserError(
@@ -151,3 +146,16 @@ def _read(path: Path, expected: pa.Schema) -> pa.Table:
     if any(step is None for step in steps) or any(b <= a for a, b in pairwise(steps)):
         raise UserError(f"{path}: column step must rise from row to row and never be null")
     return table
+
+
+def _load(path: Path) -> tuple[pa.Table, dict[str, str]]:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
+        names = table.column_names
+        return table.rename_columns(names), {
+            key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()
+        }
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a readable parquet file: {' '.join(str(error).split())[:160]}") from None
