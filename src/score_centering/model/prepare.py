@@ -65,9 +65,9 @@ def _load(
     """Model (FP32, on the stage's device) and tokenizer of the chosen source."""
     settings = stage.model
     if settings.source == "scratch":
-        texts = [f"{problem.prompt}\n{stage.prompt.instruction}" for problem in problems]
         solution = SOLUTIONS[settings.warm_start.solution]
-        texts += [solution(problem) for problem in problems]
+        texts = [f"user\n{problem.prompt}\n{stage.prompt.instruction}" for problem in problems]
+        texts += [f"assistant\n{solution(problem)}" for problem in problems]
         tokenizer = train_tokenizer(texts, settings.scratch.tokenizer.vocab_size)
         model = build_model(settings.scratch, tokenizer)
     elif settings.source == "package":

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from score_centering.settings import UserError
 from score_centering.settings.model import HubModel, PackageModel, PathModel
@@ -52,9 +52,7 @@ def package_file(source: PackageModel) -> Path:
 def load_gguf(path: Path, chat_template: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model (BF16) and tokenizer of a GGUF file, dequantised and copied into a fresh model that can be saved."""
     folder, name = str(path.parent), path.name
-    loaded = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-    )
+    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
