@@ -18,8 +18,9 @@ class ArmStyle:
     marker: str  # Matplotlib's code
 
 
+CONTROL = "grpo_bf16"
 KNOWN = {
-    "grpo_bf16": ArmStyle("GRPO, BF16 rollouts", "#000000", "#f2f2f2", (), "s"),
+    CONTROL: ArmStyle("GRPO, BF16 rollouts", "#000000", "#f2f2f2", (), "s"),
     "grpo": ArmStyle("GRPO", "#d55e00", "#ff8a3d", (4.5, 1.5), "X"),
     "sc": ArmStyle("SC", "#0072b2", "#4aa8e0", (), "o"),
     "sc_mis": ArmStyle("SC + MIS", "#009e73", "#2fc79b", (1.2, 1.0), "^"),

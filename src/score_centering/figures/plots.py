@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
 
-from score_centering.figures.arms import ArmStyle, styles
+from score_centering.figures.arms import CONTROL, ArmStyle, styles
 from score_centering.figures.canvas import (
     FONT,
     ONE_COLUMN,
@@ -22,11 +22,11 @@ from score_centering.figures.canvas import (
 )
 from score_centering.figures.colours import readable_on_white
 from score_centering.figures.experiment import Experiment
+from score_centering.figures.numerals import power_of_ten
 from score_centering.figures.series import Band, across_seeds, trailing_mean
 
 STEP_LABEL = "Step (optimiser updates)"
 REWARD_LABEL = "Mean reward (0 to 1)"
-CONTROL = "grpo_bf16"
 K3_LABEL = "K3 (nats per token)"
 
 # Phase, column of timing.parquet, fill and hatch. Lightness falls steadily, so the order survives greyscale.
@@ -310,14 +310,6 @@ def _log_axis(axis: Axis, floor: float, values: np.ndarray) -> None:
     axis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{'≤' if clipped and np.isclose(value, floor) else ''}{power_of_ten(value)}")
     )
-
-
-def power_of_ten(value: float) -> str:
-    """One significant digit as on an axis: 0.002 is "2×10⁻³", 0.01 is "10⁻²"."""
-    exponent = int(np.floor(np.log10(value) + 1e-9))
-    digit = round(value / 10.0**exponent)
-    power = "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return power if digit == 1 else f"{digit}×{power}"
 
 
 def _path(experiment: Experiment, arm: str) -> tuple[np.ndarray, np.ndarray]:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from score_centering.figures.arms import KNOWN, styles
 from score_centering.figures.experiment import Experiment, Run
+from score_centering.figures.numerals import percent, scientific
 from score_centering.figures.series import WINDOW, mean_of_measured, trailing_mean
 from score_centering.runs import schema
 
@@ -26,8 +26,8 @@ COLUMNS = (
         "collapse_step",
         pa.int32(),
         "step",
-        f"first step after the peak whose mean reward over {WINDOW} steps is below {COLLAPSED_BELOW:.0%} of the peak; "
-        "null where that never happened",
+        f"first step after the peak whose mean reward over {WINDOW} steps is below {percent(COLLAPSED_BELOW)} "
+        "of the peak; null where that never happened",
     ),
     ("k3_kl_max", pa.float64(), "nats/token", "largest K3 of any step"),
     ("k3_kl_final", pa.float64(), "nats/token", f"mean K3 over the last {WINDOW} steps"),
@@ -75,14 +75,15 @@ def summarise_run(run: Run) -> dict[str, float | int | str | None]:
 def summarise(experiment: Experiment) -> pa.Table:
     """Table of schema SUMMARY, its metadata naming the experiment and the smoothing window."""
     rows = [summarise_run(run) for run in experiment.runs]
-    metadata = {"experiment": experiment.name, "schema_version": str(schema.SCHEMA_VERSION), "window": str(WINDOW)}
+    metadata = {"experiment": experiment.name, "window": str(WINDOW)}
     return pa.Table.from_pylist(rows, SUMMARY).replace_schema_metadata(metadata)
 
 
 def write_summary(table: pa.Table, folder: Path) -> list[Path]:
     """Writes summary.parquet and summary.md into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, folder / "summary.parquet", version="2.6", compression="snappy", use_dictionary=False)
+    metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    (folder / "summary.parquet").write_bytes(schema.table_bytes(table, metadata))
     (folder / "summary.md").write_text(markdown(table), encoding="utf-8")
     return [folder / "summary.parquet", folder / "summary.md"]
 
@@ -109,9 +110,9 @@ def display(name: str, value: float | int | str | None) -> str:
     if value is None:
         return "–"
     if name in ("reward_share_kept", "truncated_share"):
-        return f"{100 * value:.1f} %"
+        return percent(value, 1)
     if name.startswith("k3_kl"):
-        return "0" if value == 0 else f"{value:.1e}"
+        return scientific(value)
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 

@@ -1,5 +1,6 @@
 """Writes the run folders of an invented experiment, for tests of figures, tables and the report."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -7,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from score_centering.runs import schema
 
@@ -71,7 +71,7 @@ def write_run(folder: Path, arm: str, seed: int, steps: int, changes: dict[str, 
     """One run below the experiment's `folder`; `changes` replaces whole columns of metrics.parquet."""
     run = folder / "runs" / arm / f"seed{seed}"
     run.mkdir(parents=True)
-    metadata = {"experiment": folder.name, "arm": arm, "seed": str(seed), "schema_version": str(schema.SCHEMA_VERSION)}
+    metadata = {"experiment": folder.name, "arm": arm, "seed": str(seed)}
     rows = metric_rows(arm, seed, steps) | (changes or {})
     columns = {
         field.name: pa.array([int(value) if value is not None else None for value in rows[field.name]], field.type)
@@ -83,15 +83,61 @@ def write_run(folder: Path, arm: str, seed: int, steps: int, changes: dict[str, 
         ("metrics.parquet", columns, schema.METRICS),
         ("timing.parquet", timing_rows(arm, seed, steps), schema.TIMING),
     ):
-        table = pa.table(values, schema=layout).replace_schema_metadata(metadata)
-        pq.write_table(table, run / name)
+        (run / name).write_bytes(schema.table_bytes(pa.table(values, schema=layout), metadata))
     (run / "config.yaml").write_text(f"experiment: {folder.name}\nscore_centering:\n  is_mode: none\narm: {arm}\n")
-    (run / "run.json").write_text(json.dumps({"arm": arm, "seed": seed, "versions": {"python": "3.11.7"}}))
+    config = {
+        "experiment": folder.name,
+        "score_centering": {"centering": arm in CENTERED, "is_mode": "none"},
+        "seed": 42,
+    }
+    identity = {
+        "arm": arm,
+        "seed": seed,
+        "config": config,
+        "config_sha256": hashlib.sha256(json.dumps(config).encode()).hexdigest(),
+        "dataset_manifest_sha256": "d" * 64,
+        "model_manifest_sha256": "e" * 64,
+        "w8a8_config_sha256": None if arm == "grpo_bf16" else "f" * 64,
+        "trainer_revision": 1,
+        "device": "cpu",
+        "package_sha256": "a" * 64,
+        "versions": {"python": "3.11.7", "torch": "2.13.0"},
+    }
+    (run / "run.json").write_text(json.dumps({"schema_version": 1, "identity": identity}))
     return run
+
+
+def write_json(path: Path, content: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def write_stages(folder: Path, arms: Sequence[str]) -> None:
+    """Gates and manifests of the stages before training."""
+    limits = {"k3_kl": {"max": 0.01}, "top1_agreement": {"min": 0.9}, "head_mass": {"min": 0.9, "max": 0.995}}
+    numbers = {"k3_kl": 0.0031, "top1_agreement": 0.974, "head_mass": 0.953, "prompts": 64}
+    gate = {"schema_version": 1, "passed": True, "failures": [], "limits": limits, "numbers": numbers}
+    write_json(folder / "precision" / "gate.json", gate)
+    for arm in arms:
+        limits = {"k3_kl_max": {"max": 0.05}, "nonfinite_updates": {"max": 0}}
+        numbers = {"k3_kl_max": 0.004, "nonfinite_updates": 0, "steps": 3}
+        if arm in CENTERED:
+            limits, numbers = (
+                limits | {"head_mass_sampler_min": {"min": 0.8}},
+                numbers | {"head_mass_sampler_min": 0.94},
+            )
+        gate = {"schema_version": 1, "passed": True, "failures": [], "limits": limits, "numbers": numbers}
+        write_json(folder / "smoke" / arm / "gate.json", gate)
+    source = {"kind": "reasoning_gym", "task": "chain_sum", "package_version": "0.1.25", "parameters": {"min_terms": 2}}
+    dataset = {"source": source, "files": {"train.parquet": {"rows": 2000, "sha256": "b" * 64}}, "split": {"seed": 42}}
+    write_json(folder / "dataset" / "manifest.json", dataset)
+    model = {"source": {"kind": "init"}, "parameters": 1_100_000, "files": {"model.safetensors": "c" * 64}}
+    write_json(folder / "model" / "manifest.json", model)
 
 
 def write_experiment(folder: Path, arms: Sequence[str] = ARMS, seeds: Sequence[int] = (0,), steps: int = 60) -> Path:
     for arm in arms:
         for seed in seeds:
             write_run(folder, arm, seed, steps)
+    write_stages(folder, arms)
     return folder

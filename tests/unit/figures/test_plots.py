@@ -14,7 +14,8 @@ from matplotlib.text import Text
 from score_centering.figures.arms import KNOWN
 from score_centering.figures.canvas import drawing, save
 from score_centering.figures.experiment import read_experiment
-from score_centering.figures.plots import FIGURES, mean_phase_seconds, power_of_ten
+from score_centering.figures.numerals import percent, power_of_ten, scientific
+from score_centering.figures.plots import FIGURES, mean_phase_seconds
 
 PROGRAM = Path(__file__).parents[3] / "workflow" / "scripts" / "figures.py"
 
@@ -114,7 +115,9 @@ def test_phases_add_up_to_the_step(tiny):
     assert phases[-1] == pytest.approx(0.01)
 
 
-def test_powers():
+def test_numerals():
+    assert [scientific(value) for value in (0.0, 2.34e-3, 12.0)] == ["0", "2.3×10⁻³", "1.2×10¹"]
+    assert (percent(0.1), percent(0.956, 1)) == ("10\N{NO-BREAK SPACE}%", "95.6\N{NO-BREAK SPACE}%")
     assert [power_of_ten(value) for value in (0.01, 2e-3, 1.0, 5e8)] == ["10⁻²", "2×10⁻³", "10⁰", "5×10⁸"]
 
 

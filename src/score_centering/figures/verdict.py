@@ -1,0 +1,159 @@
+"""What an experiment showed, in sentences computed from its numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from score_centering.figures.arms import CONTROL, styles
+from score_centering.figures.experiment import Experiment, Run
+from score_centering.figures.numerals import percent, scientific
+from score_centering.figures.series import WINDOW
+from score_centering.figures.summary import COLLAPSED_BELOW, summarise_run
+
+HELD_ABOVE = 0.9  # share of the peak kept at the end
+LOST_BELOW = 0.5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One arm over its seeds: means, and standard errors of the mean reward of the first and last steps."""
+
+    label: str
+    first: float
+    last: float
+    first_error: float
+    last_error: float
+    share_kept: float
+    collapse_step: int | None  # the earliest over seeds
+    k3_final: float
+
+    @property
+    def fate(self) -> str:
+        if self.collapse_step is not None or self.share_kept < LOST_BELOW:
+            return "collapsed"
+        return "held" if self.share_kept >= HELD_ABOVE else "faded"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    headline: str
+    notes: tuple[str, ...]
+
+
+def outcome(label: str, runs: Sequence[Run]) -> Outcome:
+    """Over several seeds the errors are the spread of the seeds; with one they are that of the ten steps."""
+    rows = [summarise_run(run) for run in runs]
+    rewards = [run.metrics["reward_mean"][~np.isnan(run.metrics["reward_mean"])] for run in runs]
+    means = {name: np.array([row[name] for row in rows], np.float64) for name in ("reward_first", "reward_last")}
+    errors = {
+        name: standard_error(means[name] if len(runs) > 1 else rewards[0][window])
+        for name, window in (("reward_first", slice(WINDOW)), ("reward_last", slice(-WINDOW, None)))
+    }
+    collapses = [row["collapse_step"] for row in rows if row["collapse_step"] is not None]
+    return Outcome(
+        label,
+        means["reward_first"].mean(),
+        means["reward_last"].mean(),
+        errors["reward_first"],
+        errors["reward_last"],
+        np.nan_to_num(np.array([row["reward_share_kept"] for row in rows], np.float64)).mean(),
+        min(collapses, default=None),
+        np.array([row["k3_kl_final"] for row in rows], np.float64).mean(),
+    )
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Standard error of the mean (ddof 1); 0 for a single value."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def clearly_above(high: float, low: float, high_error: float, low_error: float) -> bool:
+    """More than two standard errors of the difference."""
+    return high - low > 2 * np.hypot(high_error, low_error)
+
+
+def verdict(experiment: Experiment) -> Verdict:
+    """One sentence that answers the experiment's question, and notes that qualify it."""
+    looks = styles(experiment.arms)
+    outcomes = {arm: outcome(look.label, experiment.of(arm)) for arm, look in looks.items()}
+    control = outcomes.get(CONTROL)
+    low = {arm: found for arm, found in outcomes.items() if arm != CONTROL}
+    notes = []
+    if control:
+        learned = clearly_above(control.last, control.first, control.last_error, control.first_error)
+        notes.append(
+            f"The BF16 control {'learned' if learned else 'did not learn'}: its mean reward went from "
+            f"{control.first:.2f} over the first {WINDOW} steps to {control.last:.2f} over the last {WINDOW}."
+        )
+        if not learned:
+            return Verdict(
+                "No verdict: the BF16 control itself did not learn, so nothing here can be put down to the precision "
+                "of the rollouts.",
+                tuple(notes + _qualifications(experiment, outcomes)),
+            )
+    if not low:
+        return Verdict("No verdict: only the BF16 control was run.", tuple(notes))
+    return Verdict(_fates(low), (_ranking(low), *notes, *_qualifications(experiment, outcomes)))
+
+
+def _fates(low: Mapping[str, Outcome]) -> str:
+    collapsed, faded, held = ([o for o in low.values() if o.fate == fate] for fate in ("collapsed", "faded", "held"))
+    kept_by_all = percent(min(o.share_kept for o in low.values()))
+    if not collapsed and not faded:
+        subject = f"all {len(low)} arms" if len(low) > 1 else next(iter(low.values())).label
+        return f"With INT8/INT4 rollouts, no arm collapsed: {subject} kept at least {kept_by_all} of the peak reward."
+    parts = []
+    for verb, group in (("collapsed", collapsed), ("faded", faded)):
+        if group:
+            parts.append(
+                f"{join([f'{o.label} ({percent(o.share_kept)} of its peak reward kept)' for o in group])} {verb}"
+            )
+    if held:
+        parts.append(f"{join([o.label for o in held])} kept {percent(min(o.share_kept for o in held))} or more")
+    return f"With INT8/INT4 rollouts, {join(parts, ', while ' if held else ' and ')}."
+
+
+def _ranking(low: Mapping[str, Outcome]) -> str:
+    ranked = sorted(low.values(), key=lambda o: -o.last)
+    best = ranked[0]
+    level = [o for o in ranked[1:] if not clearly_above(best.last, o.last, best.last_error, o.last_error)]
+    if len(ranked) == 1:
+        return f"{best.label} ended at a mean reward of {best.last:.2f}."
+    if len(level) == len(ranked) - 1:
+        return f"All ended level within noise, at mean rewards of {ranked[-1].last:.2f} to {best.last:.2f}."
+    within = f", level within noise with {join([o.label for o in level])}" if level else ""
+    return f"{best.label} ended highest, at a mean reward of {best.last:.2f}{within}."
+
+
+def _qualifications(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> list[str]:
+    seeds = max(len(experiment.of(arm)) for arm in outcomes)
+    error = max(o.last_error for o in outcomes.values())
+    notes = []
+    k3 = sorted(
+        (o for arm, o in outcomes.items() if arm != CONTROL and not np.isnan(o.k3_final)), key=lambda o: o.k3_final
+    )
+    if k3:
+        span = f"{scientific(k3[0].k3_final)} ({k3[0].label})"
+        if len(k3) > 1:
+            span += f" to {scientific(k3[-1].k3_final)} ({k3[-1].label})"
+        note = f"K3 with INT8/INT4 rollouts ended at {span} nats per token"
+        if CONTROL in outcomes and not np.isnan(outcomes[CONTROL].k3_final):
+            note += f"; the control's at {scientific(outcomes[CONTROL].k3_final)}"
+        notes.append(note + ".")
+    notes.append(
+        f"Collapsed: below {percent(COLLAPSED_BELOW)} of the peak at some step, or less than {percent(LOST_BELOW)} "
+        f"of it kept at the end; faded: less than {percent(HELD_ABOVE)} kept. Peak and end are means of {WINDOW} steps."
+    )
+    spread = "the spread over seeds" if seeds > 1 else f"the spread of the last {WINDOW} steps of one seed"
+    notes.append(
+        f"{'One seed' if seeds == 1 else f'{seeds} seeds'} per arm. Noise is two standard errors, from {spread}; "
+        f"that of one arm's final reward is at most ±{2 * error:.2f}."
+    )
+    if seeds == 1:
+        notes.append("One seed can't show how often an arm would collapse.")
+    return notes
+
+
+def join(parts: Sequence[str], last: str = " and ") -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + last + parts[-1]

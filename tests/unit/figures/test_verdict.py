@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+
+from score_centering.figures.experiment import read_experiment
+from score_centering.figures.verdict import clearly_above, join, standard_error, verdict
+
+NOISE = [0.01, -0.01] * 10
+RISES = [0.3 + noise for noise in NOISE[:10]] + [0.7 + noise for noise in NOISE[:10]]
+FALLS = [0.6 + noise for noise in NOISE[:10]] + [0.0] * 10
+
+
+def judge(synthetic, tmp_path, *runs):
+    """`runs`: (arm, seed, rewards)."""
+    for arm, seed, rewards in runs:
+        synthetic.write_run(tmp_path / "e", arm, seed, len(rewards), {"reward_mean": rewards})
+    found = verdict(read_experiment(tmp_path / "e"))
+    return found.headline.replace("\N{NO-BREAK SPACE}", " "), " ".join(found.notes).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_collapse(synthetic, tmp_path):
+    headline, notes = judge(synthetic, tmp_path, ("grpo_bf16", 0, RISES), ("grpo", 0, FALLS), ("sc", 0, RISES))
+    assert headline == (
+        "With INT8/INT4 rollouts, GRPO (0 % of its peak reward kept) collapsed, while SC kept 100 % or more."
+    )
+    assert "The BF16 control learned: its mean reward went from 0.30 over the first 10 steps to 0.70" in notes
+    assert "SC ended highest, at a mean reward of 0.70." in notes
+    assert "One seed can't show how often" in notes
+
+
+def test_no_collapse_and_level(synthetic, tmp_path):
+    headline, notes = judge(synthetic, tmp_path, ("grpo", 0, RISES), ("sc", 0, [r + 0.001 for r in RISES]))
+    assert headline == ("With INT8/INT4 rollouts, no arm collapsed: all 2 arms kept at least 100 % of the peak reward.")
+    assert "All ended level within noise, at mean rewards of 0.70 to 0.70." in notes
+
+
+def test_faded(synthetic, tmp_path):
+    fades = [0.8] * 10 + [0.6] * 10
+    headline, _ = judge(synthetic, tmp_path, ("grpo", 0, fades), ("sc", 0, RISES))
+    assert headline == (
+        "With INT8/INT4 rollouts, GRPO (75 % of its peak reward kept) faded, while SC kept 100 % or more."
+    )
+
+
+def test_a_control_that_did_not_learn_gives_no_verdict(synthetic, tmp_path):
+    headline, _ = judge(synthetic, tmp_path, ("grpo_bf16", 0, [0.3 + noise for noise in NOISE]), ("grpo", 0, FALLS))
+    assert headline.startswith("No verdict: the BF16 control itself did not learn")
+
+
+def test_reward_that_is_always_zero(synthetic, tmp_path):
+    headline, _ = judge(synthetic, tmp_path, ("grpo", 0, [0.0] * 20))
+    assert headline == "With INT8/INT4 rollouts, GRPO (0 % of its peak reward kept) collapsed."
+
+
+def test_only_the_control(synthetic, tmp_path):
+    assert judge(synthetic, tmp_path, ("grpo_bf16", 0, RISES))[0] == "No verdict: only the BF16 control was run."
+
+
+def test_seeds_set_the_noise(synthetic, tmp_path):
+    runs = [("sc", seed, [0.3] * 10 + [0.7 + shift] * 10) for seed, shift in enumerate((-0.1, 0.0, 0.1))]
+    _, notes = judge(synthetic, tmp_path, *runs)
+    assert "3 seeds per arm" in notes and "at most ±0.12" in notes  # 2 · 0.1 / √3
+
+
+def test_arithmetic():
+    assert standard_error(np.array([1.0, 2.0, 3.0])) == pytest.approx(1 / np.sqrt(3))
+    assert standard_error(np.array([1.0])) == 0.0
+    assert clearly_above(1.0, 0.4, 0.2, 0.2) and not clearly_above(1.0, 0.5, 0.2, 0.2)
+    assert join(["a"]) == "a" and join(["a", "b", "c"]) == "a, b and c"
