@@ -115,9 +115,15 @@ def _quantise_weights_kernel(weights_ptr, codes_ptr, scale_ptr, n_out, n_in, BLO
     tl.store(scale_ptr + out_row, tl.where(_has_nan(weight, 0), float("nan"), scale).to(tl.bfloat16))
 
 
+def _aligned(weight: Tensor) -> Tensor:
+    """The kernel reads 16 bytes at once; a view into a flat buffer may start anywhere."""
+    weight = weight.contiguous()
+    return weight if weight.data_ptr() % 16 == 0 else weight.clone()
+
+
 def quantise_weights(weights: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """`int8.quantise_weight` of each weight (O, I) bfloat16; one launch for all weights of one shape."""
-    weights = [weight.contiguous() for weight in weights]
+    weights = [_aligned(weight) for weight in weights]
     by_shape: dict[torch.Size, list[int]] = defaultdict(list)
     for index, weight in enumerate(weights):
         by_shape[weight.shape].append(index)
