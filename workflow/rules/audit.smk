@@ -1,7 +1,9 @@
-"""Checks every file of the experiment against its manifest, whenever asked.
+"""Lists the runs made by other code, settings or inputs than today's, and published files that were changed since.
 
 Needs no other stage, so that it never starts one: what is there is audited as it is. No GPU.
 """
+
+import json
 
 
 rule audit:
@@ -12,7 +14,10 @@ rule audit:
     threads: 1
     params:
         folder=f"results/{SETTINGS.experiment}",
+        settings=lambda _: json.dumps({arm: json.loads(stage_json(resolved(arm), "train")) for arm in ARMS}),
     shell:
         """
-        exec python workflow/scripts/audit.py {params.folder:q} 2> >(tee {log:q} >&2)
+        exec python workflow/scripts/audit.py {params.folder:q} \
+            --settings {params.settings:q} \
+            &> >(tee {log:q} >&2)
         """

@@ -69,7 +69,7 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
         stage.experiment,
         arguments.baseline,
         arguments.seed,
-        stage.model_dump(mode="json", exclude={"trainer": {"logger"}}),
+        stage.identity(),
         device_name(stage.runtime.device),
         stage.trainer.revision,
         None if arguments.train_file and arguments.val_file else dataset,

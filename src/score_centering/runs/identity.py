@@ -55,8 +55,13 @@ def make_identity(
         "device": device,
         "torch": version("torch"),
         "package_sha256": package_digest(),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": installed(),
     }
+
+
+def installed() -> dict[str, str]:
+    """Versions of Python and of the packages that shape a run."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
 def json_digest(value: Any) -> str:

@@ -1,7 +1,7 @@
 """What each stage of the pipeline depends on: the settings a job is rerun for, no more."""
 
 import json
-from typing import Self
+from typing import Any, Self
 
 from score_centering.settings.model import (
     ActorRolloutRef,
@@ -113,6 +113,10 @@ class TrainStage(Stage):
     actor_rollout_ref: ActorRolloutRef
     trainer: Trainer
     runtime: Runtime
+
+    def identity(self) -> dict[str, Any]:
+        """What of this a run's identity holds: everything but where its progress is shown."""
+        return self.model_dump(mode="json", exclude={"trainer": {"logger"}})
 
 
 class FiguresStage(Stage):

@@ -116,7 +116,7 @@ def test_a_file_size_limit(tmp_path, fork, train, limit):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("when", [1, 3, 5, 8, 12, 14, 16])
+@pytest.mark.parametrize("when", [1, 3, 5, 8, 12, 14])
 def test_a_write_that_fails_half_way(tmp_path, train, uninterrupted, monkeypatch, number, when):
     real, calls = os.write, []
 

@@ -1,0 +1,85 @@
+"""What `snakemake audit` says of runs made by other code or settings, and of files changed since."""
+
+import shutil
+
+import pytest
+
+from score_centering.runs.audit import audit
+from score_centering.settings import UserError
+
+TODAY = {"sc": {"trainer": {"lr": 0.1}}}
+CLEAN = "finished, 5 steps; made by the code and settings of today"
+
+
+@pytest.fixture
+def run_dir(tmp_path, train):
+    folder = tmp_path / "tiny" / "runs" / "sc" / "seed0"
+    train(folder)
+    return folder
+
+
+def said(run_dir, configs=None):
+    (found,) = audit(run_dir.parents[2], TODAY if configs is None else configs)
+    assert found.line().startswith(f"{run_dir}: ")
+    return found.line().removeprefix(f"{run_dir}: ")
+
+
+def test_a_run_of_today(run_dir):
+    assert said(run_dir) == CLEAN
+
+
+def test_other_code(run_dir, monkeypatch):
+    monkeypatch.setattr("score_centering.runs.audit.package_digest", lambda: "f" * 64)
+    assert "finished, 5 steps; other code (package " in said(run_dir)
+    assert "; today ffffffffffff)" in said(run_dir)
+
+
+def test_other_settings(run_dir):
+    assert said(run_dir, {"sc": {"trainer": {"lr": 0.2}}}).endswith("config.trainer.lr: 0.1 there, 0.2 here")
+    assert said(run_dir, {}).endswith("arm sc is not in today's configuration")
+
+
+def test_other_inputs_and_versions(run_dir, monkeypatch):
+    (run_dir.parents[2] / "dataset").mkdir()
+    (run_dir.parents[2] / "dataset" / "manifest.json").write_text("{}")
+    assert "dataset_manifest_sha256: null there, " in said(run_dir)
+    monkeypatch.setattr("score_centering.runs.audit.installed", lambda: {"torch": "9.9"})
+    assert "here; versions." in said(run_dir)
+
+
+def test_files_that_were_changed_or_lost(run_dir):
+    with (run_dir / "metrics.parquet").open("r+b") as file:
+        file.write(b"X")
+    (run_dir / "timing.parquet").unlink()
+    line = said(run_dir)
+    assert "DAMAGED: metrics.parquet was changed after it was published" in line
+    assert "DAMAGED: timing.parquet is missing" in line
+
+
+def test_a_run_that_never_finished(tmp_path, fork, train):
+    def stop(step, run):
+        if step == 3:
+            raise SystemExit(9)
+
+    folder = tmp_path / "tiny" / "runs" / "sc" / "seed0"
+    assert fork(lambda: train(folder, on_step=stop)).code == 9
+    assert said(folder).startswith("unfinished, 2 steps; ")
+
+
+def test_a_running_run(run_dir, identity):
+    from score_centering.runs import open_run
+
+    with open_run(run_dir, identity()):
+        assert said(run_dir).startswith("running, no step so far; ")
+
+
+def test_a_copied_run_and_an_unreadable_one(run_dir):
+    (run_dir / "state" / "identity.json").write_text("{")
+    assert said(run_dir) == "unknown; DAMAGED: its identity can't be read"
+    shutil.rmtree(run_dir / "state")
+    assert said(run_dir) == "copied without its state; made by the code and settings of today"
+
+
+def test_no_run_at_all(tmp_path):
+    with pytest.raises(UserError, match="holds no run"):
+        audit(tmp_path, {})
