@@ -154,8 +154,9 @@ def _load(path: Path) -> tuple[pa.Table, dict[str, str]]:
     try:
         table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
         names = table.column_names
-        return table.rename_columns(names), {
-            key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()
+        metadata = table.schema.metadata or {}
+        return table.rename_columns(names).replace_schema_metadata(metadata), {
+            key.decode(): value.decode() for key, value in metadata.items()
         }
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable parquet file: {' '.join(str(error).split())[:160]}") from None
