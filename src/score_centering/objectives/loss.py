@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from score_centering.objectives.batch import TokenBatch, check_shapes
 from score_centering.objectives.metrics import token_sums
 from score_centering.objectives.objective import Objective
-from score_centering.objectives.terms import SoftmaxGradient, TokenTerms, harmless_rows, token_terms
+from score_centering.objectives.terms import TokenTerms, harmless_rows, token_terms
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1600 << 20}
@@ -95,19 +95,20 @@ def _prepare(
         raise ValueError(f"policy loss: chunk_size {chunk_size} must be at least 1")
     check_shapes(batch, inputs.shape[0], vocab_size, objective.needs_candidates)
     rows = harmless_rows(batch, _arithmetic(inputs.dtype), objective.needs_candidates)
-    return rows, chunk_size or _default_chunk_size(inputs.shape[0], vocab_size, inputs.device.type)
+    return rows, chunk_size or _default_chunk_size(vocab_size, inputs.device.type)
 
 
 def _arithmetic(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _default_chunk_size(rows: int, vocab_size: int, device_type: str) -> int:
-    """Equal chunks, as few as the budget allows; a row costs its float32 logits and its gradient of at most 4 bytes
-    each."""
+def _default_chunk_size(vocab_size: int, device_type: str) -> int:
+    """As many rows as the budget allows, a row being float32 logits and a bfloat16 gradient.
+
+    A large chunk is a multiple of 1024 rows, so that the products fill whole waves of thread blocks.
+    """
     most = max(1, CHUNK_BYTES[device_type] // (6 * vocab_size))
-    chunks = max(1, -(-rows // most))
-    return max(1, -(-rows // chunks))
+    return most // 1024 * 1024 if most >= 1024 else most
 
 
 def _result(loss: Tensor, terms: list[Tensor], objective: Objective, batch: TokenBatch) -> LossResult:
@@ -129,13 +130,21 @@ def _slice(rows: TokenBatch, start: int, stop: int) -> TokenBatch:
     return replace(rows, **{name: None if column is None else column[start:stop] for name, column in columns.items()})
 
 
+def _uses_triton(values: Tensor) -> bool:
+    return values.is_cuda and values.dtype != torch.float64
+
+
 class _Core:
     """One pass over the chunks: per-token terms, and the gradient of Σ w·ℓ with respect to each chunk's logits."""
 
     def __init__(self, rows: TokenBatch, objective: Objective, temperature: float):
         self.rows, self.objective, self.temperature = rows, objective, temperature
-        names = _term_names(objective)
-        self.terms = {name: torch.zeros_like(rows.advantages) for name in names}
+        self.terms = {name: torch.zeros_like(rows.advantages) for name in _term_names(objective)}
+        self.row_statistics, self.softmax_times = row_statistics, softmax_times
+        if _uses_triton(rows.advantages):
+            from score_centering.objectives import triton_kernels
+
+            self.row_statistics, self.softmax_times = triton_kernels.row_statistics, triton_kernels.softmax_times
 
     def chunk(self, logits: Tensor, start: int, stop: int, gradient: Tensor | None) -> None:
         """Reduce logits (C, V) of the rows [start, stop); write dΣwℓ/dlogits into `gradient` (C, V) unless it is None.
@@ -143,16 +152,20 @@ class _Core:
         `gradient` may be `logits` itself.
         """
         rows = _slice(self.rows, start, stop)
-        normaliser, mean_logit = row_statistics(logits, self.temperature)
+        normaliser, entropy = self.row_statistics(logits, self.temperature)
         log_p = logits.gather(1, rows.target_ids[:, None]).squeeze(1) / self.temperature - normaliser
         head_log_p = None
         if self.objective.centering:
             head_log_p = logits.gather(1, rows.candidate_ids) / self.temperature - normaliser[:, None]
-        terms, softmax_gradient = token_terms(log_p, normaliser - mean_logit, head_log_p, rows, self.objective)
+        terms, part = token_terms(log_p, entropy, head_log_p, rows, self.objective)
         for name, stored in self.terms.items():
             torch.mul(getattr(terms, name), rows.mask, out=stored[start:stop])
         if gradient is not None:
-            write_gradient(logits, normaliser, softmax_gradient, rows, self.temperature, gradient)
+            scale = rows.loss_weights / self.temperature
+            values = (scale[:, None] * part.values).to(gradient.dtype)
+            self.softmax_times(logits, normaliser, scale * part.dense, self.temperature, gradient)
+            gradient.scatter_(1, part.ids[:, :1], values[:, :1])
+            gradient.scatter_(1, part.ids[:, 1:], values[:, 1:])
 
     def outputs(self) -> tuple[Tensor, ...]:
         loss = (self.rows.loss_weights.double() * self.terms["loss"].double()).sum().to(self.rows.advantages.dtype)
@@ -160,25 +173,31 @@ class _Core:
 
 
 def row_statistics(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """log Σ exp z and Σ p·z of z = logits/temperature, per row of logits (C, V); −inf logits count as p = 0. Returns
-    (C,), (C,)."""
+    """log Σ exp z and −Σ p·log p of z = logits/temperature, per row of logits (C, V). A logit of −inf counts as p = 0.
+
+    Returns (C,), (C,).
+    """
     scaled = logits / temperature
     normaliser = scaled.logsumexp(1)
-    probability = (scaled - normaliser[:, None]).exp()
-    mean = torch.where(probability == 0, 0.0, probability * scaled).sum(1)
-    return normaliser, mean
+    log_p = scaled.sub_(normaliser[:, None])
+    p = log_p.exp()
+    entropy = -torch.where(p == 0, 0.0, log_p).mul_(p).sum(1)
+    return normaliser, entropy
 
 
-def write_gradient(
-    logits: Tensor, normaliser: Tensor, part: SoftmaxGradient, rows: TokenBatch, temperature: float, out: Tensor
-) -> None:
-    """out (C, V) = w/temperature·dℓ/dz: dense·p_j everywhere, `values` at `ids`."""
-    scale = rows.loss_weights / temperature
-    softmax = torch.sub(logits / temperature, normaliser[:, None]).exp_()
-    out.copy_(softmax.mul_((scale * part.dense)[:, None]))
-    values = (scale[:, None] * part.values).to(out.dtype)
-    out.scatter_(1, part.ids[:, :1], values[:, :1])
-    out.scatter_(1, part.ids[:, 1:], values[:, 1:])
+def softmax_times(logits: Tensor, normaliser: Tensor, factor: Tensor, temperature: float, out: Tensor) -> None:
+    """out (C, V) = factor·exp(z − normaliser), rounded once to out's dtype; `out` may be `logits` itself."""
+    out.copy_(torch.div(logits, temperature).sub_(normaliser[:, None]).exp_().mul_(factor[:, None]))
+
+
+def scale(values: Tensor, factor: Tensor) -> None:
+    """values *= factor in place; a factor of 1 costs nothing."""
+    if _uses_triton(values):
+        from score_centering.objectives import triton_kernels
+
+        triton_kernels.scale(values, factor)
+    elif factor != 1:
+        values.mul_(factor)
 
 
 class _LossFromHidden(Function):
@@ -190,9 +209,9 @@ class _LossFromHidden(Function):
         weight_operand = weight.to(hidden.dtype).to(operand)
         needs_hidden = needs_gradient and ctx.needs_input_grad[0]
         needs_weight = needs_gradient and ctx.needs_input_grad[1]
-        hidden_gradient = torch.empty_like(hidden) if needs_hidden else None
+        hidden_gradient = hidden.new_empty(hidden.shape) if needs_hidden else None
         accumulator = weight.dtype if hidden.is_cuda else arithmetic
-        weight_gradient = torch.empty_like(weight, dtype=accumulator) if needs_weight else None
+        weight_gradient = weight.new_empty(weight.shape, dtype=accumulator) if needs_weight else None
         total, vocab_size = hidden.shape[0], weight.shape[0]
         buffer = hidden.new_empty(min(chunk_size, total), vocab_size, dtype=arithmetic)
         gradient_buffer = buffer if operand == arithmetic else torch.empty_like(buffer, dtype=operand)
@@ -232,7 +251,7 @@ class _LossFromLogits(Function):
     @staticmethod
     def forward(ctx, logits, rows, objective, temperature, chunk_size, needs_gradient):
         core = _Core(rows, objective, temperature)
-        gradient = torch.empty_like(logits) if needs_gradient else None
+        gradient = logits.new_empty(logits.shape) if needs_gradient else None
         for start in range(0, logits.shape[0], chunk_size):
             stop = min(start + chunk_size, logits.shape[0])
             chunk = torch.where(rows.mask[start:stop, None], logits[start:stop].to(_arithmetic(logits.dtype)), 0)
@@ -271,4 +290,7 @@ def _scaled(ctx: Function, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.gradients is None:
         raise RuntimeError("policy loss: backward ran twice; compute the loss again for a second backward")
     gradients, ctx.gradients = ctx.gradients, None
-    return tuple(None if gradient is None else gradient.mul_(loss_gradient) for gradient in gradients)
+    for gradient in gradients:
+        if gradient is not None:
+            scale(gradient, loss_gradient)
+    return gradients
