@@ -1,0 +1,197 @@
+"""The update against a dense float64 reference, and its invariance to how a batch is split."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+from score_centering.objectives import build_objective
+from score_centering.precision.bf16 import install_cpu_kernels
+from score_centering.rollout import Rollout
+from score_centering.rollout.candidates import round_logprobs
+from score_centering.settings import UserError
+from score_centering.settings.model import Actor, Optim
+from score_centering.training.batch import make_micro_batch
+from score_centering.training.masters import MasterWeights
+from score_centering.training.update import Updater
+
+VOCABULARY, K = 40, 6
+CONFIG = Qwen3_5TextConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    layer_types=["linear_attention", "full_attention"],
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    linear_num_key_heads=1,
+    linear_num_value_heads=2,
+    linear_key_head_dim=16,
+    linear_value_head_dim=16,
+    tie_word_embeddings=True,
+)
+ARMS = {
+    "grpo": dict(policy_loss="ppo", centering=False, is_mode="none", loss_agg_mode="seq-mean-token-mean"),
+    "sc": dict(policy_loss="score_centering", centering=True, is_mode="none", loss_agg_mode="token-mean"),
+    "sc_tis": dict(policy_loss="score_centering", centering=True, is_mode="tis", loss_agg_mode="token-mean"),
+    "grpo_mis": dict(policy_loss="score_centering", centering=False, is_mode="mis", loss_agg_mode="token-mean"),
+}
+
+
+def objective(arm: str):
+    return build_objective(
+        arm, **ARMS[arm], tis_max=2.0, mis_min=0.5, mis_max=5.0, clip_ratio_low=0.2, clip_ratio_high=0.3
+    )
+
+
+def model(dtype=torch.float32):
+    torch.manual_seed(3)
+    net = Qwen3_5ForCausalLM(CONFIG).to(dtype)
+    for parameter in net.parameters():
+        parameter.data.mul_(3)
+    install_cpu_kernels(net)
+    return net
+
+
+def rollouts(count: int = 6, seed: int = 0) -> list[Rollout]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for index in range(count):
+        length = int(rng.integers(1, 9))
+        logits = rng.normal(size=(length, VOCABULARY)) * 2
+        logprobs = (logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)
+        tokens = np.array([rng.choice(VOCABULARY, p=np.exp(row) / np.exp(row).sum()) for row in logprobs], np.int32)
+        head = np.argsort(-logprobs, axis=1)[:, :K].astype(np.int32)
+        made.append(
+            Rollout(
+                prompt_index=index // 2,
+                sample_index=index % 2,
+                prompt_ids=rng.integers(0, VOCABULARY, size=int(rng.integers(2, 6))).astype(np.int32),
+                token_ids=tokens,
+                logprobs=np.take_along_axis(logprobs, tokens[:, None].astype(int), 1)[:, 0],
+                candidate_ids=head,
+                candidate_logprobs=round_logprobs(np.take_along_axis(logprobs, head.astype(int), 1)),
+                finish_reason="stop",
+            )
+        )
+    return made
+
+
+def updater(net, arm: str, **actor) -> Updater:
+    options = Actor(
+        optim=Optim(name="sgd", lr=1.0), grad_clip=1e9, ppo_micro_batch_size_per_gpu=actor.pop("micro", 64), **actor
+    )
+    return Updater(net, MasterWeights(net, options.optim), objective(arm), options, 1.0, "stop")
+
+
+def dense_loss(net, arm: str, batch: list[Rollout], advantages: torch.Tensor) -> torch.Tensor:
+    """Straight from algorithm.md, one rollout at a time, over the full vocabulary in float64."""
+    total = 0.0
+    tokens = sum(len(r.token_ids) for r in batch)
+    for rollout, advantage in zip(batch, advantages.double(), strict=True):
+        ids = torch.tensor(np.concatenate([rollout.prompt_ids, rollout.token_ids]))[None].long()
+        logp = net(input_ids=ids, use_cache=False).logits[0].double().log_softmax(-1)
+        rows = logp[len(rollout.prompt_ids) - 1 : -1]
+        y = torch.from_numpy(rollout.token_ids).long()
+        log_p = rows.gather(1, y[:, None])[:, 0]
+        q_y = torch.from_numpy(rollout.logprobs).double()
+        ratio = (log_p.detach() - q_y).exp()
+        weight = torch.ones_like(ratio) if arm == "grpo" else _f(arm, ratio)
+        score = weight * log_p
+        if ARMS[arm]["centering"]:
+            head = torch.from_numpy(rollout.candidate_ids).long()
+            q = torch.from_numpy(rollout.candidate_logprobs).double().exp()
+            log_head = rows.gather(1, head)
+            p = log_head.detach().exp()
+            rho = (1 - q.sum(1)).clamp_min(1e-6) / (1 - p.sum(1)).clamp_min(1e-6)
+            alpha = rho * _f(arm, 1 / rho)
+            score = score - ((q * _f(arm, p / q) - alpha[:, None] * p) * log_head).sum(1)
+        scale = 1 / tokens if ARMS[arm]["loss_agg_mode"] == "token-mean" else 1 / (len(batch) * len(y))
+        total = total - advantage * score.sum() * scale
+    return total
+
+
+def _f(arm: str, r: torch.Tensor) -> torch.Tensor:
+    mode = ARMS[arm]["is_mode"]
+    if mode == "tis":
+        return r.clamp_max(2.0)
+    return r * ((r >= 0.5) & (r <= 5.0)) if mode == "mis" else torch.ones_like(r)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("micro", [64, 4, 1])
+def test_sgd_step_is_the_dense_gradient(arm, micro):
+    batch, advantages = rollouts(), torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 2.0])
+    reference, trained = model(), model()
+    dense_loss(reference, arm, batch, advantages).backward()
+    metrics = updater(trained, arm, micro=micro).update(batch, advantages, step=1)
+    for (name, before), after in zip(reference.named_parameters(), trained.parameters(), strict=True):
+        expected = before.detach() - before.grad
+        torch.testing.assert_close(after.detach(), expected, rtol=2e-4, atol=2e-5, msg=name)
+    assert metrics["nonfinite_updates"] == 0
+    assert metrics["learning_rate"] == 1.0
+
+
+@pytest.mark.parametrize("arm", ["grpo", "sc"])
+def test_metrics_do_not_depend_on_the_split(arm):
+    batch, advantages = rollouts(), torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 2.0])
+    whole = updater(model(), arm).update(batch, advantages, step=1)
+    split = updater(model(), arm, micro=1).update(batch, advantages, step=1)
+    assert whole.keys() == split.keys()
+    for name, value in whole.items():
+        assert split[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_k3_of_the_update_is_the_mean_over_generated_tokens():
+    batch = rollouts()
+    net = model()
+    gaps = []
+    for rollout in batch:
+        ids = torch.tensor(np.concatenate([rollout.prompt_ids, rollout.token_ids]))[None].long()
+        logp = net(input_ids=ids, use_cache=False).logits[0].double().log_softmax(-1)[len(rollout.prompt_ids) - 1 : -1]
+        y = torch.from_numpy(rollout.token_ids).long()
+        gaps.append(logp.gather(1, y[:, None])[:, 0].detach() - torch.from_numpy(rollout.logprobs).double())
+    d = torch.cat(gaps)
+    metrics = updater(model(), "grpo").update(batch, torch.zeros(6), step=1)
+    assert metrics["k3_kl"] == pytest.approx((d.exp() - 1 - d).mean().item(), rel=1e-4)
+    assert metrics["k1_kl"] == pytest.approx(-d.mean().item(), rel=1e-4)
+
+
+def test_one_update_leaves_the_clip_inert_and_two_use_it():
+    batch, advantages = rollouts(8), torch.tensor([3.0, -3.0] * 4)
+    assert updater(model(), "grpo").update(batch, advantages, step=1)["clip_share"] == 0
+    several = updater(model(), "grpo", mini_batches=2, ppo_epochs=2).update(batch, advantages, step=1)
+    assert several["clip_share"] > 0
+    once = updater(model(), "grpo").update(batch, advantages, step=1)
+    assert several["k3_kl"] == pytest.approx(once["k3_kl"], rel=1e-5), "K3 is that of the policy that was sampled"
+
+
+def test_records_are_never_changed_and_convert_twice_to_the_same_tensors():
+    batch = rollouts()
+    kept = [replace(r, logprobs=r.logprobs.copy(), candidate_logprobs=r.candidate_logprobs.copy()) for r in batch]
+    tokens = sum(len(r.token_ids) for r in batch)
+    first = make_micro_batch(batch, torch.ones(6), torch.ones(tokens), "cpu")
+    updater(model(), "sc_tis").update(batch, torch.ones(6), step=1)
+    second = make_micro_batch(batch, torch.ones(6), torch.ones(tokens), "cpu")
+    for name in ("sampler_logprobs", "candidate_ids", "candidate_logprobs", "target_ids"):
+        assert torch.equal(getattr(first.tokens, name), getattr(second.tokens, name))
+    for before, after in zip(kept, batch, strict=True):
+        assert np.array_equal(before.logprobs, after.logprobs)
+        assert np.array_equal(before.candidate_logprobs, after.candidate_logprobs)
+
+
+def test_non_finite_gradient_stops_or_skips():
+    batch = rollouts()
+    broken = model()
+    broken.model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(UserError, match=r"step 7: loss is nan.*trainer\.nonfinite: skip"):
+        updater(broken, "sc").update(batch, torch.ones(6), step=7)
+    skipping = updater(broken, "sc")
+    skipping._nonfinite = "skip"
+    weights = broken.lm_head.weight.detach().clone()
+    metrics = skipping.update(batch, torch.ones(6), step=7)
+    assert (metrics["nonfinite_updates"], metrics["loss"], metrics["grad_norm"]) == (1, None, None)
+    assert torch.equal(broken.lm_head.weight.detach(), weights)
