@@ -5,17 +5,20 @@ import re
 import sys
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
-
 from score_centering.settings import UserError, resolve, stage_json
 
 
 def resolved(arm=None, smoke=False):
-    """Settings of one arm, or of no arm in particular; a fault in the configuration ends the run with its line."""
+    """Settings of one arm, or of no arm in particular; a fault in the configuration ends Snakemake with its line."""
     try:
         return resolve(config, arm=arm, smoke=smoke)
     except UserError as error:
-        raise WorkflowError(str(error)) from None
+        sys.exit(f"error: {error}")
+
+
+def prepend(variable, folder):
+    """Put `folder` first in an environment variable that lists folders."""
+    os.environ[variable] = os.pathsep.join(filter(None, [str(folder), os.environ.get(variable)]))
 
 
 SETTINGS = resolved()
@@ -29,5 +32,7 @@ RUNS = expand("<results>/runs/{arm}/seed{seed}/run.json", arm=SETTINGS.run.arms,
 # GPU jobs run one at a time unless a profile or --resources says otherwise.
 workflow.global_resources.setdefault("gpu", 1)
 
-# Programs run under the interpreter that runs Snakemake, whether or not its environment is activated.
-os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
+# Programs run under the interpreter that runs Snakemake, whether or not its environment is activated, and import the
+# package beside them, also in the environment that `--software-deployment-method conda` makes.
+prepend("PATH", Path(sys.executable).parent)
+prepend("PYTHONPATH", Path(workflow.basedir).parent / "src")

@@ -22,5 +22,5 @@ rule dataset:
         exec python workflow/scripts/dataset.py \
             --settings {params.settings:q} \
             --output-dir {params.folder:q} \
-            2> >(tee {log:q} >&2)
+            &> >(tee {log:q} >&2)
         """

@@ -4,26 +4,21 @@ Needs the products of every selected run; promises the figures in three formats,
 and no torch.
 """
 
+FIGURES = ["reward", "k3_kl", "reward_vs_k3", "validation_reward", "response_length", "head_mass", "timing"]
+
 
 rule figures:
     input:
         metrics=expand("<results>/runs/{arm}/seed{seed}/metrics.parquet", arm=SETTINGS.run.arms, seed=SEEDS),
         timing=expand("<results>/runs/{arm}/seed{seed}/timing.parquet", arm=SETTINGS.run.arms, seed=SEEDS),
     output:
-        reward=report(
-            multiext("<results>/figures/reward", ".png", ".svg", ".pdf"),
-            category="Runs",
-            caption="../report/reward.rst",
-        ),
-        k3_kl=report(
-            multiext("<results>/figures/k3_kl", ".png", ".svg", ".pdf"),
-            category="Runs",
-            caption="../report/k3_kl.rst",
-        ),
-        reward_vs_k3=report(
-            multiext("<results>/figures/reward_vs_k3", ".png", ".svg", ".pdf"),
-            category="Runs",
-            caption="../report/reward_vs_k3.rst",
+        *(
+            report(
+                multiext(f"<results>/figures/{name}", ".png", ".svg", ".pdf"),
+                category="Runs",
+                caption=f"../report/{name}.rst",
+            )
+            for name in FIGURES
         ),
         summary="<results>/summary.parquet",
         table=report("<results>/summary.md", category="Runs", caption="../report/summary.rst"),
@@ -41,7 +36,7 @@ rule figures:
             --settings {params.settings:q} \
             --experiment-dir {params.folder:q} \
             --output-dir {params.folder:q} \
-            2> >(tee {log:q} >&2)
+            &> >(tee {log:q} >&2)
         """
 
 
@@ -49,10 +44,12 @@ rule report:
     input:
         runs=RUNS,
         figures=rules.figures.output,
+        dataset="<results>/dataset/manifest.json",
+        model="<results>/model/manifest.json",
         precision="<results>/precision/gate.json",
         smoke=expand("<results>/smoke/{arm}/gate.json", arm=SETTINGS.run.arms),
     output:
-        page="<results>/report.html",
+        page=report("<results>/report.html", category="Report", caption="../report/report.rst"),
     log:
         "<results>/logs/report.log",
     conda:
@@ -67,5 +64,5 @@ rule report:
             --settings {params.settings:q} \
             --experiment-dir {params.folder:q} \
             --output {output.page:q} \
-            2> >(tee {log:q} >&2)
+            &> >(tee {log:q} >&2)
         """

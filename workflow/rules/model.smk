@@ -27,5 +27,5 @@ rule model:
             --dataset-manifest {input.dataset:q} \
             --output-dir {params.folder:q}/base \
             --manifest {output.manifest:q} \
-            2> >(tee {log:q} >&2)
+            &> >(tee {log:q} >&2)
         """

@@ -26,7 +26,7 @@ rule w8a8:
             --settings {params.settings:q} \
             --model-manifest {input.model:q} \
             --output-dir {params.folder:q} \
-            2> >(tee {log:q} >&2)
+            &> >(tee {log:q} >&2)
         """
 
 
@@ -59,7 +59,7 @@ rule validate:
             --model-manifest {input.model:q} \
             --w8a8-config {input.w8a8:q} \
             --output {output.numbers:q} \
-            2> >(tee {log:q} >&2)
+            &> >(tee {log:q} >&2)
         """
 
 
@@ -81,5 +81,5 @@ rule gate_precision:
             --settings {params.settings:q} \
             --input {input.numbers:q} \
             --output {output.gate:q} \
-            2> >(tee {log:q} >&2)
+            &> >(tee {log:q} >&2)
         """

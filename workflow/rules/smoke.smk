@@ -10,7 +10,7 @@ rule smoke:
         dataset="<results>/dataset/manifest.json",
         model="<results>/model/manifest.json",
         w8a8=W8A8_CONFIG,
-        precision=ancient("<results>/precision/gate.json"),
+        precision="<results>/precision/gate.json",
     output:
         run="<results>/smoke/{arm}/run.json",
     log:
@@ -22,16 +22,18 @@ rule smoke:
         gpu=GPU,
     params:
         settings=lambda wildcards: stage_json(resolved(wildcards.arm, smoke=True), "smoke"),
+        folder=subpath(output.run, parent=True),
     shell:
         """
+        [ -t 2 ] || exec &> >(tee {log:q} >&2)
         exec python workflow/scripts/train.py --smoke \
             --baseline {wildcards.arm:q} \
             --settings {params.settings:q} \
             --dataset-manifest {input.dataset:q} \
             --model-manifest {input.model:q} \
             --w8a8-config {input.w8a8:q} \
-            --output {output.run:q} \
-            2> >(tee {log:q} >&2)
+            --parent "$PPID" \
+            --run-dir {params.folder:q}
         """
 
 
@@ -53,5 +55,5 @@ rule gate_smoke:
             --settings {params.settings:q} \
             --input {input.run:q} \
             --output {output.gate:q} \
-            2> >(tee {log:q} >&2)
+            &> >(tee {log:q} >&2)
         """

@@ -1,10 +1,29 @@
 """One training run for each arm and seed: rule `train_<arm>`, and the arm's own name as its target.
 
 Needs the manifests of dataset and model, the W8A8 configuration and the passed gates; promises the metrics, the resolved
-configuration and the manifest of the run. Gates are ancient: they must exist, but a gate that is judged again retrains
-nothing. Checkpoints and the append-only log lie undeclared in `state/`, so that a killed run resumes. Uses the GPU where
-`runtime.device` is cuda.
+configuration and the manifest of the run. Checkpoints and the append-only log lie undeclared in `state/`, so that a
+killed run resumes. Uses the GPU where `runtime.device` is cuda.
+
+Gates are ancient: they must exist, but a gate that is judged again retrains nothing. Snakemake 9.27 does not look at the
+params of a job behind such an edge while the gate is due itself, so an arm's settings reach it as a file of their own.
 """
+
+
+rule settings:
+    output:
+        settings="<results>/settings/{arm}.json",
+    log:
+        "<results>/logs/settings/{arm}.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        settings=lambda wildcards: stage_json(resolved(wildcards.arm), "train"),
+    shell:
+        """
+        printf '%s\\n' {params.settings:q} >{output.settings:q} 2>{log:q}
+        """
+
 
 for arm in ARMS:
 
@@ -12,6 +31,7 @@ for arm in ARMS:
         name:
             f"train_{arm}"
         input:
+            settings="<results>/settings/<arm>.json",
             dataset="<results>/dataset/manifest.json",
             model="<results>/model/manifest.json",
             w8a8=W8A8_CONFIG,
@@ -33,19 +53,19 @@ for arm in ARMS:
             gpu=GPU,
         params:
             arm=arm,
-            settings=stage_json(resolved(arm), "train"),
             folder=subpath(output.run, parent=True),
         shell:
             """
+            [ -t 2 ] || exec &> >(tee {log:q} >&2)
             exec python workflow/scripts/train.py \
                 --baseline {params.arm:q} \
                 --seed {wildcards.seed:q} \
-                --settings {params.settings:q} \
+                --settings "$(cat {input.settings:q})" \
                 --dataset-manifest {input.dataset:q} \
                 --model-manifest {input.model:q} \
                 --w8a8-config {input.w8a8:q} \
-                --run-dir {params.folder:q} \
-                2> >(tee {log:q} >&2)
+                --parent "$PPID" \
+                --run-dir {params.folder:q}
             """
 
     rule:
