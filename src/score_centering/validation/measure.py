@@ -1,7 +1,7 @@
 """The whole precision validation: rollouts in each precision, held against the trainer's BF16 forward.
 
-`numbers` of the result is flat, `<precision>.<name>` or `<topic>.<name>`: what limits refer to; `layers` has the detail.
-The documentation of precision defines every name.
+`numbers` of the result is flat, `<precision>.<name>` or `<topic>.<name>`: what limits refer to. `layers` has the
+detail. The documentation of precision defines every name.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

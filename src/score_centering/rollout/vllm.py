@@ -1,0 +1,242 @@
+"""The vLLM engine behind the same protocol: one process, W8A8 or BF16, on CUDA or on vLLM's CPU build.
+
+vLLM returns up to K + 1 log-probs a position in flat lists: the sampled token's first, then the K most probable ones.
+`processed_logprobs` makes them those of the distribution it sampled from, `max_logprobs` admits K of them.
+
+On CUDA a sync hands the checkpoint-format tensors to `reload_weights`. On the CPU build that call gives NaN for a W8A8
+model, so there a sync writes the weights to a folder and starts the engine again.
+"""
+
+import gc
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors.torch import save_file
+from torch import Tensor
+
+from score_centering.rollout.candidates import round_logprobs
+from score_centering.rollout.engine import Sampling
+from score_centering.rollout.record import Rollout
+from score_centering.settings import UserError
+
+INT4_KV = "int4_per_token_head"
+# Files of a checkpoint folder that say what the weights are; the weights themselves come with `sync`.
+COMPANIONS = ("config.json", "generation_config.json")
+# One process, nothing fetched or reported, and no kernel library that is compiled at the first call.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_USE_DEEP_GEMM": "0",
+    "VLLM_DEEP_GEMM_WARMUP": "skip",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+class VllmEngine:
+    """Generates rollouts with vLLM; see `score_centering.rollout.Engine`.
+
+    A rollout's seed is derived from (seed, prompt index, sample index), but vLLM's kernels are not invariant to the
+    batch: what shares it can change a log-prob by a rounding.
+
+    Args:
+        checkpoint: folder whose config.json describes the weights: BF16, or W8A8 by its `quantization_config`.
+        kv_cache: "auto" (BF16) or "int4_per_token_head" (CUDA only).
+        device: "cuda" or "cpu".
+        max_batch: sequences decoded side by side.
+        max_prompt_length, max_response_length: tokens.
+        max_logprobs: the largest K that `generate` will be asked for.
+        linear_backend, attention_backend: vLLM's names, CUDA only.
+        gpu_memory_utilization: share of the device's memory, CUDA only.
+        hadacore: let vLLM's fast Hadamard kernel rotate K and V. It was measured to return garbage now and then, so the
+            safe kernels are the default.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        *,
+        kv_cache: Literal["auto", "int4_per_token_head"],
+        device: Literal["cpu", "cuda"],
+        max_batch: int,
+        max_prompt_length: int,
+        max_response_length: int,
+        max_logprobs: int,
+        linear_backend: str = "triton",
+        attention_backend: str = "TRITON_ATTN",
+        gpu_memory_utilization: float = 0.3,
+        hadacore: bool = False,
+    ) -> None:
+        if device == "cpu" and kv_cache == INT4_KV:
+            raise UserError(
+                f"rollout engine vllm: kv_cache_dtype {INT4_KV} needs a GPU (vLLM's CPU attention has no INT4 cache "
+                "and would generate garbage); use kv_cache_dtype auto or the local engine"
+            )
+        self.checkpoint = Path(checkpoint)
+        if not (self.checkpoint / "config.json").is_file():
+            raise UserError(f"rollout engine vllm: {self.checkpoint} holds no config.json")
+        self.device = device
+        self.step: int | None = None
+        self._max_response_length = max_response_length
+        self._max_logprobs = max_logprobs
+        self._safe_rotation = kv_cache == INT4_KV and not hadacore
+        self._folder = Path(tempfile.mkdtemp(prefix="vllm-engine-"))
+        self._engine: Any = None
+        self._arguments: dict[str, Any] = {
+            "model": str(self._folder),
+            "dtype": "bfloat16",
+            "seed": 0,
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "max_model_len": max_prompt_length + max_response_length,
+            "max_num_seqs": max_batch,
+            "max_logprobs": max_logprobs,
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": False,
+            "disable_log_stats": True,
+        }
+        if device == "cuda":
+            self._arguments |= {
+                "attention_backend": attention_backend,
+                "linear_backend": linear_backend,
+                "kv_cache_dtype": kv_cache,
+                "gpu_memory_utilization": gpu_memory_utilization,
+                "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+            }
+        else:
+            self._arguments |= {"enforce_eager": True}
+
+    def sync(self, weights: Mapping[str, Tensor], step: int) -> None:
+        """Takes weights in checkpoint format; the first call starts vLLM, on the CPU every call does."""
+        if self._engine is None or self.device == "cpu":
+            self._stop()
+            self._write(weights)
+            self._start()
+        else:
+            arguments = {"weights_iterator": list(weights.items()), "is_checkpoint_format": True}
+            self._engine.collective_rpc("reload_weights", kwargs=arguments)
+            self._engine.reset_prefix_cache()
+        self.step = step
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
+    ) -> list[Rollout]:
+        """See `score_centering.rollout.Engine`."""
+        if self._engine is None:
+            raise UserError("rollout engine vllm: sync weights before generating")
+        if top_logprobs > self._max_logprobs:
+            raise UserError(
+                f"rollout engine vllm: {top_logprobs} candidates asked for, allowed are {self._max_logprobs}"
+            )
+        if sampling.max_tokens > self._max_response_length:
+            raise UserError(
+                f"rollout engine vllm: {sampling.max_tokens} tokens asked for, allowed are {self._max_response_length}"
+            )
+        if not prompts:
+            return []
+        from vllm import SamplingParams
+
+        requests = [(i, j) for i in range(len(prompts)) for j in range(n)]
+        outputs = self._engine.generate(
+            [{"prompt_token_ids": list(prompts[i])} for i, _ in requests],
+            [
+                SamplingParams(
+                    temperature=0.0 if sampling.greedy else sampling.temperature,
+                    max_tokens=sampling.max_tokens,
+                    seed=None if sampling.greedy else request_seed(seed, i, j),
+                    stop_token_ids=list(sampling.stop_token_ids),
+                    ignore_eos=True,
+                    detokenize=False,
+                    logprobs=top_logprobs,
+                    flat_logprobs=True,
+                )
+                for i, j in requests
+            ],
+            use_tqdm=False,
+        )
+        return [
+            to_rollout(i, j, prompts[i], output.outputs[0], top_logprobs)
+            for (i, j), output in zip(requests, outputs, strict=True)
+        ]
+
+    def close(self) -> None:
+        self._stop()
+        shutil.rmtree(self._folder)
+
+    def _write(self, weights: Mapping[str, Tensor]) -> None:
+        """The weights as a checkpoint folder of their own; a tied tensor is written once, as transformers does."""
+        for name in COMPANIONS:
+            if (self.checkpoint / name).is_file():
+                shutil.copyfile(self.checkpoint / name, self._folder / name)
+        stored: dict[int, str] = {}
+        for name, tensor in weights.items():
+            stored.setdefault(tensor.data_ptr(), name)
+        save_file(
+            {name: weights[name].contiguous().cpu() for name in stored.values()},
+            self._folder / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+
+    def _start(self) -> None:
+        for name, value in (ENVIRONMENT | (CPU_ENVIRONMENT if self.device == "cpu" else {})).items():
+            os.environ.setdefault(name, value)
+        from vllm import LLM
+
+        if self._safe_rotation:
+            import vllm.v1.attention.ops.int4_per_token_head as kernels
+
+            kernels._HADACORE_AVAILABLE = False
+        self._engine = LLM(**self._arguments)
+
+    def _stop(self) -> None:
+        if self._engine is not None:
+            self._engine.llm_engine.engine_core.shutdown()
+            self._engine = None
+            gc.collect()
+
+
+def request_seed(seed: int, prompt_index: int, sample_index: int) -> int:
+    """A rollout's own seed, 63 bits."""
+    return int(np.random.SeedSequence([seed, prompt_index, sample_index]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def to_rollout(i: int, j: int, prompt: Sequence[int], output: Any, top_logprobs: int) -> Rollout:
+    """The capture record of one vLLM completion with flat log-probs.
+
+    A position holds the sampled token first, then the candidates by rank.
+
+    Raises:
+        ValueError: a position with another number of entries, or whose first one is not the sampled token.
+    """
+    tokens = np.asarray(output.token_ids, dtype=np.int32)
+    flat, width = output.logprobs, top_logprobs + 1
+    counts = np.asarray(flat.end_indices) - np.asarray(flat.start_indices)
+    if len(counts) != len(tokens) or (counts != width).any():
+        raise ValueError(
+            f"vllm: {len(tokens)} tokens with {counts.tolist()} log-probs a position, expected {width} everywhere"
+        )
+    ids = np.asarray(flat.token_ids, dtype=np.int32).reshape(-1, width)
+    logprobs = np.asarray(flat.logprobs, dtype=np.float32).reshape(-1, width)
+    if (ids[:, 0] != tokens).any():
+        raise ValueError(
+            f"vllm: the first log-prob of position {int((ids[:, 0] != tokens).argmax())} is not its token's"
+        )
+    logprobs = np.minimum(logprobs, np.float32(0))
+    return Rollout(
+        prompt_index=i,
+        sample_index=j,
+        prompt_ids=np.asarray(prompt, dtype=np.int32),
+        token_ids=tokens,
+        logprobs=logprobs[:, 0].copy(),
+        candidate_ids=ids[:, 1:].copy() if top_logprobs else None,
+        candidate_logprobs=round_logprobs(logprobs[:, 1:]) if top_logprobs else None,
+        finish_reason=output.finish_reason,
+    )
