@@ -103,9 +103,9 @@ def reward_vs_k3(experiment: Experiment) -> Figure:
     for axes, (arm, look) in zip(grid.flat, looks.items(), strict=False):
         shown = {other: path for other, path in paths.items() if (other == CONTROL) == (arm == CONTROL)}
         every_k3 = np.concatenate([x for x, _ in shown.values()])
-        floor = _log_floor(every_k3)
-        _log_axis(axes.xaxis, floor, every_k3)
-        _padded_limits(axes, np.concatenate([y for _, y in paths.values()]))
+        floor = log_floor(every_k3)
+        log_axis(axes.xaxis, floor, every_k3)
+        padded_limits(axes, np.concatenate([y for _, y in paths.values()]))
         axes.set_title(look.label, color=readable_on_white(look.colour), loc="left", fontweight="bold", pad=3.0)
         for other, (x, y) in shown.items():
             if other != arm:
@@ -234,11 +234,11 @@ def _curves(
         axes.set_yticks([])
         axes.text(0.5, 0.5, "not measured in these runs", ha="center", va="center", transform=axes.transAxes)
         return
-    floor = _log_floor(everything) if log else -np.inf
+    floor = log_floor(everything) if log else -np.inf
     if log:
-        _log_axis(axes.yaxis, floor, everything)
+        log_axis(axes.yaxis, floor, everything)
     else:
-        _padded_limits(axes, everything)
+        padded_limits(axes, everything)
     ends = []
     for index, (arm, look) in enumerate(looks.items()):
         band, own = smooth[arm], raw[arm]
@@ -275,14 +275,14 @@ def _marked(count: int, index: int, arms: int) -> list[int]:
     return list(range((index * stride) // max(arms, 1), count, stride))
 
 
-def _padded_limits(axes: Axes, values: np.ndarray) -> None:
+def padded_limits(axes: Axes, values: np.ndarray) -> None:
     low, high = (float(np.nanmin(values)), float(np.nanmax(values))) if values.size else (0.0, 1.0)
     pad = 0.06 * (high - low) or max(abs(high) * 0.05, 0.05)
     axes.set_ylim(0.0 if low >= 0.0 > low - pad else low - pad, high + pad)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _log_floor(values: np.ndarray) -> float:
+def log_floor(values: np.ndarray) -> float:
     """Smallest value a log axis shows: the decade of the smallest positive one, at most 10 decades below the largest.
 
     Zeros and negative rounding residues are drawn on the floor, which the axis labels as "≤".
@@ -296,7 +296,7 @@ def _log_floor(values: np.ndarray) -> float:
     return float(10.0 ** (max(lowest, highest - 10) - (1 if clipped else 0)))
 
 
-def _log_axis(axis: Axis, floor: float, values: np.ndarray) -> None:
+def log_axis(axis: Axis, floor: float, values: np.ndarray) -> None:
     """Log scale around `values`, from `floor` up. When values lie on or below the floor, its tick says so."""
     values = values if values.size else np.array([floor])
     clipped = bool((values <= floor).any())
@@ -308,7 +308,7 @@ def _log_axis(axis: Axis, floor: float, values: np.ndarray) -> None:
     axis.set_minor_locator(LogLocator(base=10, subs=np.arange(1.0, 10.0), numticks=99) if narrow else NullLocator())
     axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{'≤' if clipped and np.isclose(value, floor) else ''}{power_of_ten(value)}")
+        FuncFormatter(lambda value, _: f"{'≤' if clipped and value <= floor * 1.001 else ''}{power_of_ten(value)}")
     )
 
 

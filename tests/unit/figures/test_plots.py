@@ -93,6 +93,15 @@ def test_odd_k3_is_drawn(synthetic, tmp_path, k3):
             FigureCanvasAgg(FIGURES[name](read_experiment(folder))).draw()
 
 
+def test_only_the_floor_is_marked_at_any_scale(synthetic, tmp_path):
+    synthetic.write_run(tmp_path / "e", "sc", 0, 12, {"k3_kl": [0.0, *np.geomspace(2e-9, 9e-9, 11)]})
+    with drawing():
+        figure = FIGURES["k3_kl"](read_experiment(tmp_path / "e"))
+        FigureCanvasAgg(figure).draw()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert [label for label in labels if "≤" in label] == ["≤10⁻¹⁰"]
+
+
 def test_one_step_one_arm(synthetic, tmp_path):
     folder = synthetic.write_experiment(tmp_path / "e", ("mine",), steps=1)
     with drawing():
