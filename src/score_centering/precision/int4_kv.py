@@ -40,16 +40,22 @@ def _signs(head_size: int, device: torch.device) -> Tensor:
 
 
 def _hadamard(x: Tensor) -> Tensor:
-    """Unnormalised Walsh-Hadamard transform of the last axis, as log2(D) add-and-subtract passes in x's dtype."""
-    x = x.contiguous()
+    """Unnormalised Walsh-Hadamard transform of the last axis, as log2(D) add-and-subtract passes in x's dtype.
+
+    The passes run on the transposed array (D, N), whose inner loops are long and contiguous at every width.
+    """
     size = x.shape[-1]
+    columns = x.reshape(-1, size).t().contiguous()
+    result = torch.empty_like(columns)
     width = 1
     while width < size:
-        pairs = x.view(*x.shape[:-1], size // (2 * width), 2, width)
-        low, high = pairs.unbind(-2)
-        x = torch.stack((low + high, low - high), dim=-2).view(x.shape)
+        low, high = columns.view(size // (2 * width), 2, -1).unbind(1)
+        into_low, into_high = result.view(size // (2 * width), 2, -1).unbind(1)
+        torch.add(low, high, out=into_low)
+        torch.sub(low, high, out=into_high)
+        columns, result = result, columns
         width *= 2
-    return x
+    return columns.t().reshape(x.shape)
 
 
 def rotate(x: Tensor) -> Tensor:
@@ -115,8 +121,13 @@ def unpack_streams(packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     half = packed.shape[-1] - _SCALE_BYTES
     check_head_size(2 * half)
     codes = packed[..., :half]
-    bits = packed[..., half:].view(torch.int32).squeeze(-1)
-    return codes & 0xF, codes >> 4, (bits & ~_ZERO_BITS).view(torch.float32), bits & _ZERO_BITS
+    return codes & 0xF, codes >> 4, *unpack_scale(packed)
+
+
+def unpack_scale(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Bytes (..., D/2 + 4) → scale (...) float32 with 4 low bits 0, zero point (...) int32."""
+    bits = packed[..., -_SCALE_BYTES:].view(torch.int32).squeeze(-1)
+    return (bits & ~_ZERO_BITS).view(torch.float32), bits & _ZERO_BITS
 
 
 def encode(x: Tensor) -> Tensor:

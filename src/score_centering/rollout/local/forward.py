@@ -14,7 +14,7 @@ from torch import Tensor
 
 from score_centering.precision import int4_kv
 from score_centering.precision.bf16 import delta_chunk, l2norm
-from score_centering.rollout.local.architecture import Architecture, LinearAttention
+from score_centering.rollout.local.architecture import Architecture
 from score_centering.rollout.local.state import AttentionState, LinearAttentionState, State
 from score_centering.rollout.local.weights import AttentionWeights, LinearAttentionWeights, Weights
 
@@ -103,15 +103,13 @@ def attend(new: Tensor, heads: int, kv: Tensor, step: Step) -> Tensor:
     """
     packed = kv.dtype == torch.uint8
     size = new.shape[-1]
-    if packed:
-        new = int4_kv.rotate(new)
     query, key_value = new[:, :heads], new[:, heads:]
-    write = int4_kv.pack(*int4_kv.quantise(key_value)) if packed else key_value
+    write = int4_kv.encode(key_value) if packed else key_value
     kv[step.rows[:, None], :, step.positions] = write.transpose(1, 2)
-    kv_heads = kv.shape[1] // 2
-    query = query.reshape(query.shape[0], kv_heads, -1, size)  # (B, Hkv, G·C, D)
+    query = query.reshape(query.shape[0], kv.shape[1] // 2, -1, size)  # (B, Hkv, G·C, D)
     if packed:
-        out = int4_kv.unrotate(_attend_packed(query, kv, size**-0.5 / size, step.hidden))
+        out = _attend_packed(int4_kv.rotate(query), kv, size**-0.5 / size, step.hidden)
+        out = int4_kv.unrotate(out)
     else:
         out = _attend_bf16(query, kv, size**-0.5, step.hidden)
     return out.view(out.shape[0], heads, -1, size)
@@ -127,22 +125,28 @@ def _attend_bf16(query: Tensor, kv: Tensor, scale: float, hidden: Tensor) -> Ten
 def _attend_packed(query: Tensor, kv: Tensor, scale: float, hidden: Tensor) -> Tensor:
     """The arithmetic of vLLM 0.25.0's `unified_attention_int4` in the rotated space.
 
-    The products run on the integer codes; scales and zero points enter the scores and the sums. query (B, Hkv, G·C, D)
-    bfloat16, rotated; kv (B, 2·Hkv, S, D/2 + 4) uint8 → (B, Hkv, G·C, D) bfloat16, still rotated.
+    The products run on the integer codes, even and odd dims apart; scales and zero points enter scores and sums.
+    The packed bytes are read whole, so the scale's bytes take part as four more dims of weight 0.
+    query (B, Hkv, G·C, D) bfloat16, rotated; kv (B, 2·Hkv, S, D/2 + 4) uint8 → (B, Hkv, G·C, D) bfloat16, rotated.
     """
-    even, odd, kv_scale, kv_zero = int4_kv.unpack_streams(kv)
-    codes = torch.cat([even, odd], dim=-1)
-    key_codes, value_codes = codes.chunk(2, dim=1)
+    half = query.shape[-1] // 2
+    kv_scale, kv_zero = int4_kv.unpack_scale(kv)
     key_scale, value_scale = kv_scale.unsqueeze(-2).chunk(2, dim=1)  # (B, Hkv, 1, S)
-    key_zero, value_zero = kv_zero.float().unsqueeze(-2).chunk(2, dim=1)
-    streams = torch.cat([query[..., 0::2], query[..., 1::2]], dim=-1)
-    raw = _product(streams, key_codes.to(torch.bfloat16).transpose(-1, -2))
-    query_sum = query.float().sum(dim=-1, keepdim=True)
-    scores = (raw - query_sum * key_zero) * (key_scale * scale)
+    key_zero, value_zero = kv_zero.unsqueeze(-2).chunk(2, dim=1)
+    codes = torch.empty(2, *kv.shape, dtype=torch.uint8, device=kv.device)
+    torch.bitwise_and(kv, 0xF, out=codes[0])
+    torch.bitwise_right_shift(kv, 4, out=codes[1])
+    key_codes, value_codes = codes.float().chunk(2, dim=2)  # (2, B, Hkv, S, D/2 + 4)
+    query = query.float()
+    streams = F.pad(
+        query.unflatten(-1, (half, 2)).movedim(-1, 0), (0, kv.shape[-1] - half)
+    )  # (2, B, Hkv, G·C, D/2 + 4)
+    raw = (streams @ key_codes.transpose(-1, -2)).sum(dim=0)
+    scores = (raw - query.sum(dim=-1, keepdim=True) * key_zero) * (key_scale * scale)
     weight, total = _exponentials(scores, hidden)
     weight = weight * value_scale
-    sums = weight @ value_codes.float() - (weight * value_zero).sum(dim=-1, keepdim=True)
-    return (sums / total).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2).to(torch.bfloat16)
+    sums = (weight @ value_codes)[..., :half] - (weight * value_zero).sum(dim=-1, keepdim=True)
+    return (sums / total).movedim(0, -1).flatten(-2).to(torch.bfloat16)
 
 
 def _exponentials(scores: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,23 +175,13 @@ def _linear_attention(
     if step.valid is not None:  # neither writes nor decays the recurrent state
         beta, decay = beta * step.valid[..., None], decay * step.valid[..., None]
     mixed = convolve(mixed.view(batch, length, -1), weights.conv, state.conv, step.valid).float()
-    query, key, value = mixed.split([sizes.key_features, sizes.key_features, sizes.value_features], dim=-1)
-    query = l2norm(query.view(batch, length, sizes.key_heads, -1)) * sizes.key_size**-0.5
-    key = l2norm(key.view(batch, length, sizes.key_heads, -1))
-    value = value.view(batch, length, sizes.value_heads, -1)
+    query_key = mixed[..., : 2 * sizes.key_features].view(batch, length, 2, sizes.key_heads, -1)
+    value = mixed[..., 2 * sizes.key_features :].view(batch, length, sizes.value_heads, -1)
     rule = delta_step if length == 1 else delta_prefill
-    out = rule(*_repeat_heads(sizes, query, key), value, decay, beta, state.recurrent).to(torch.bfloat16)
+    out = rule(l2norm(query_key), value, decay, beta, state.recurrent).to(torch.bfloat16)
     out = rms_norm(out, weights.norm, architecture.norm_eps)
     out = out.flatten(2) * F.silu(gate.view(batch, length, -1).float())
     return weights.out(out.view(batch * length, -1).to(torch.bfloat16))
-
-
-def _repeat_heads(sizes: LinearAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, C, Hk, Dk) → (B, C, Hv, Dk): each key head serves Hv / Hk value heads."""
-    groups = sizes.value_heads // sizes.key_heads
-    if groups == 1:
-        return query, key
-    return query.repeat_interleave(groups, dim=2), key.repeat_interleave(groups, dim=2)
 
 
 def convolve(x: Tensor, weight: Tensor, state: Tensor, valid: Tensor | None) -> Tensor:
@@ -198,7 +192,10 @@ def convolve(x: Tensor, weight: Tensor, state: Tensor, valid: Tensor | None) -> 
     width, length = weight.shape[0], x.shape[1]
     window = torch.cat([state, x], dim=1)
     window32 = window.float()
-    total = sum(window32[:, tap : tap + length] * weight[tap] for tap in range(width))
+    if length == 1:
+        total = (window32 * weight).sum(dim=1, keepdim=True)
+    else:
+        total = sum(window32[:, tap : tap + length] * weight[tap] for tap in range(width))
     if valid is None:
         state.copy_(window[:, length:])
     else:
@@ -207,25 +204,37 @@ def convolve(x: Tensor, weight: Tensor, state: Tensor, valid: Tensor | None) -> 
     return F.silu(total).to(x.dtype)
 
 
-def delta_step(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """One step of the gated delta rule: S ← e^g S + k ⊗ β(v − kᵀ e^g S), output qᵀ S, with one read of the state.
+def delta_step(query_key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """One step of the gated delta rule: S ← e^g S + k ⊗ β(v − kᵀ e^g S), output qᵀ S / √Dk, with one read of S.
 
-    query, key (B, 1, H, Dk), value (B, 1, H, Dv), decay (log), beta (B, 1, H), all float32 → (B, 1, H, Dv).
-    state (B, H, Dk, Dv) bfloat16 is updated in place; the output uses the new state before its rounding.
+    Each key head serves Hv / Hk value heads.
+
+    Args:
+        query_key: (B, 1, 2, Hk, Dk) float32, normalised.
+        value: (B, 1, Hv, Dv) float32.
+        decay, beta: (B, 1, Hv) float32, log of the decay and write strength.
+        state: (B, Hv, Dk, Dv) bfloat16, updated in place. The output uses the new state before its rounding.
+
+    Returns:
+        (B, 1, Hv, Dv) float32.
     """
+    batch, heads, key_size, _ = state.shape
     memory = state.float()
-    rate = decay.squeeze(1).exp()[..., None, None]
-    key, query = key.squeeze(1).unsqueeze(2), query.squeeze(1).unsqueeze(2)  # (B, H, 1, Dk)
-    recalled, read = ((torch.cat([key, query], dim=2) @ memory) * rate).split(1, dim=2)
-    delta = (value.squeeze(1).unsqueeze(2) - recalled) * beta.squeeze(1)[..., None, None]
-    state.copy_((memory.mul_(rate)).add_(key.transpose(-1, -2) * delta))
-    out = read + (query * key).sum(dim=-1, keepdim=True) * delta
-    return out.transpose(1, 2)
+    rate = decay.exp().view(batch, heads, 1, 1)
+    rows = query_key.squeeze(1).transpose(1, 2).unsqueeze(2)  # (B, Hk, 1, 2, Dk)
+    rows = rows.expand(-1, -1, heads // rows.shape[1], -1, -1).reshape(batch, heads, 2, key_size)
+    query, key = rows.split(1, dim=2)
+    read, recalled = ((rows @ memory) * rate).split(1, dim=2)
+    delta = (value.transpose(1, 2) - recalled) * beta.view(batch, heads, 1, 1)
+    state.copy_(memory.mul_(rate).addcmul_(key.transpose(-1, -2), delta))
+    out = torch.addcmul(read, (query * key).sum(dim=-1, keepdim=True), delta)
+    return out.mul_(key_size**-0.5).transpose(1, 2)
 
 
-def delta_prefill(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """The gated delta rule over C tokens as one chunk; arguments as `delta_step` with C in place of 1."""
-    parts = [x.transpose(1, 2) for x in (query, key, value, decay, beta)]
+def delta_prefill(query_key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """The gated delta rule over C tokens as one chunk; arguments as in `delta_step` with C in place of 1."""
+    query, key = query_key.repeat_interleave(state.shape[1] // query_key.shape[3], dim=3).unbind(2)
+    parts = [x.transpose(1, 2) for x in (query * key.shape[-1] ** -0.5, key, value, decay, beta)]
     out, new_state = delta_chunk(*parts, state.float())
     state.copy_(new_state)
     return out.transpose(1, 2)

@@ -38,16 +38,15 @@ def log_probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
 def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """Inverse-CDF sampling: logprobs (B, V) float32, uniform (B,) float64 in [0, 1) → token ids (B,) int64.
 
-    The cumulative sum runs in float64 over blocks of the vocabulary, then inside the block that is hit, so no token of
-    probability 0 is ever drawn and rounding does not favour any part of the vocabulary.
+    The cumulative sum runs in float64 over blocks of the vocabulary (FP32 sums), then inside the block that is hit; no
+    token of probability 0 is ever drawn.
     """
-    batch, vocab = logprobs.shape
-    probs = torch.nn.functional.pad(logprobs.exp(), (0, -vocab % _CDF_BLOCK)).view(batch, -1, _CDF_BLOCK)
-    cdf = probs.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)  # (B, blocks)
+    probs = _in_blocks(logprobs.exp(), _CDF_BLOCK, fill=0.0)
+    cdf = probs.sum(dim=-1).double().cumsum(dim=-1)  # (B, blocks)
     target = uniform[:, None] * cdf[:, -1:]
     block = (cdf <= target).sum(dim=-1, keepdim=True)
     before = torch.nn.functional.pad(cdf, (1, 0)).gather(1, block)
-    inside = probs.gather(1, block[..., None].expand(-1, -1, _CDF_BLOCK)).squeeze(1).double().cumsum(dim=-1)
+    inside = probs[_rows(probs), block].squeeze(1).double().cumsum(dim=-1)
     target = torch.minimum(target - before, inside[:, -1:] * (1 - 2.0**-52))
     return block.squeeze(1) * _CDF_BLOCK + (inside <= target).sum(dim=-1)
 
@@ -57,13 +56,35 @@ def head(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
     Over a large vocabulary: the K largest values lie in the K blocks with the largest maxima.
     """
-    batch, vocab = logprobs.shape
-    if count * _HEAD_BLOCK * 2 > vocab:
+    if count * _HEAD_BLOCK * 2 > logprobs.shape[-1]:
+        return _largest(logprobs, count)
+    blocks = _in_blocks(logprobs, _HEAD_BLOCK, fill=-torch.inf)
+    _, chosen = _largest(blocks.amax(dim=-1), count)
+    values, index = _largest(blocks[_rows(blocks), chosen].flatten(1), count)
+    return values, chosen.gather(1, index // _HEAD_BLOCK) * _HEAD_BLOCK + index % _HEAD_BLOCK
+
+
+def _in_blocks(x: Tensor, size: int, fill: float) -> Tensor:
+    """x (B, V) → (B, blocks, size); the last block is filled up."""
+    if x.shape[-1] % size:
+        x = torch.nn.functional.pad(x, (0, -x.shape[-1] % size), value=fill)
+    return x.view(x.shape[0], -1, size)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(B, 1) int64 0 … B − 1, to index the first axis."""
+    return torch.arange(x.shape[0], device=x.device)[:, None]
+
+
+def _largest(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """torch.topk of (B, N); on a CPU by NumPy's vectorised partition of 64-bit keys, ties to the lower index."""
+    if logprobs.is_cuda:
         return torch.topk(logprobs, count, dim=-1)
-    blocks = torch.nn.functional.pad(logprobs, (0, -vocab % _HEAD_BLOCK), value=-torch.inf)
-    blocks = blocks.view(batch, -1, _HEAD_BLOCK)
-    chosen = torch.topk(blocks.amax(dim=-1), count, dim=-1).indices  # (B, K)
-    values = blocks.gather(1, chosen[..., None].expand(-1, -1, _HEAD_BLOCK)).flatten(1)
-    values, index = torch.topk(values, count, dim=-1)
-    ids = chosen.gather(1, index // _HEAD_BLOCK) * _HEAD_BLOCK + index % _HEAD_BLOCK
-    return values, ids
+    size = logprobs.shape[-1]
+    bits = logprobs.abs().numpy().view(np.int32).astype(np.int64)  # of numbers of one sign, bits sort as magnitudes
+    keys = (bits << 32) | np.arange(size)
+    if count < size:
+        keys = np.partition(keys, count - 1, axis=-1)[:, :count]
+    keys.sort(axis=-1)
+    values = (keys >> 32).astype(np.int32).view(np.float32)
+    return torch.from_numpy(values).neg_(), torch.from_numpy(keys & 0xFFFFFFFF)
