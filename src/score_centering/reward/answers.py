@@ -18,9 +18,12 @@ _LITERAL = re.compile(
       | [+-]?(?:\\[dt]?frac\{(?P<n1>[0-9]+)\}\{(?P<d1>[0-9]+)\}|(?P<n2>[0-9]+)/(?P<d2>[0-9]+))""",
     re.VERBOSE,
 )
-_SCIENTIFIC = re.compile(r"(?<![A-Za-z\\}])([0-9]*\.?[0-9]+)[eE]([+-]?[0-9]+)(?![0-9A-Za-z])")
+_SCIENTIFIC = re.compile(r"(?<![0-9A-Za-z.\\}])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([+-]?[0-9]++)(?![0-9A-Za-z])")
 _SPACED_THOUSANDS = re.compile(r"(?<![0-9.,])([0-9]{1,3})((?:(?:\\[,:;! ]|\{,\}|~| )[0-9]{3})+)(?![0-9])")
-_MIXED = re.compile(r"(?<![0-9.,/^_])([0-9]+) ([0-9]+)/([0-9]+)(?![0-9./])")
+_MIXED = re.compile(r"(?<![0-9.,/^_])([0-9]++) ([0-9]++)/([0-9]++)(?![./])")
+_REPEATING = re.compile(r"(?<![0-9.])([0-9]{0,20})\.([0-9]{0,20})\\overline\{([0-9]{1,20})\}(?![0-9])")
+_STYLE = re.compile(r"\\(?:bf|rm|it|displaystyle|(?:text)?color\{[a-zA-Z]*\})(?![a-zA-Z]) ?")
+_STYLED = re.compile(r"\\(?:boldsymbol|bm|underline)\{([^{}]*)\}")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _SUPERSCRIPT_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _SPELLINGS = {
@@ -82,6 +85,8 @@ def one_spelling(text: str) -> str:
     text = " ".join(text.split())
     text = text.removesuffix(".").strip() if not text.endswith("..") else text
     text = _SCIENTIFIC.sub(_scientific, text.replace(r"\varnothing", r"\emptyset"))
+    text = _STYLED.sub(r"\1", _STYLE.sub("", text))
+    text = _REPEATING.sub(_repeating, text)
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     return _SPACED_THOUSANDS.sub(lambda match: match[1] + re.sub("[^0-9]", "", match[2]), text)
 
@@ -102,6 +107,15 @@ def _superscript(match: re.Match[str]) -> str:
 
 def _scientific(match: re.Match[str]) -> str:
     return match[1] + r"\times 10^{" + match[2].removeprefix("+") + "}"
+
+
+def _repeating(match: re.Match[str]) -> str:
+    """0.1\\overline{6} as the fraction that it is."""
+    whole, fixed, period = match.groups()
+    value = Fraction(
+        int(whole + fixed + period) - int("0" + whole + fixed), 10 ** len(fixed + period) - 10 ** len(fixed)
+    )
+    return str(value) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def literals_equal(answer: str, gold: str) -> bool | None:

@@ -24,7 +24,6 @@ from sympy import (
     Number,
     Pow,
     Product,
-    Rational,
     Sum,
     Tuple,
     UnevaluatedExpr,
@@ -53,7 +52,7 @@ def refusal(answer: Parsed, gold: Parsed) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------------------- LaTeX as written
-_SPACING = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])|\\[,;:! ()]|[~$]")
+_SPACING = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|q?quad)(?![a-zA-Z])|\\[,;:! ()]|[~$]")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _EQUALS = re.compile(r"(?<![<>!\\])=")
@@ -65,7 +64,7 @@ _NUMBER = re.compile(
     )(?:\\?%|\^\{?\\circ\}?)?(?:_\{?[0-9]+\}?)?""",
     re.VERBOSE,
 )
-_GROUPED = re.compile(r"^(?:\\?[(\[{])+([^()\[\]{}]*|-?[0-9]*\\frac\{[^{}]*\}\{[^{}]*\})(?:\\?[)\]}])+$")
+_GROUPED = re.compile(r"^(?:\\?[(\[{])+([^()\[\]{}]*?|[+-]?[0-9]*\\frac\{[^{}]*\}\{[^{}]*\})(?:\\?[)\]}])+$")
 
 
 def _squeeze(latex: str) -> str:
@@ -118,9 +117,12 @@ def _outside_tolerance(answer: Parsed, gold: Parsed) -> bool:
     return bool(abs(first - second) > RELATIVE_TOLERANCE * abs(second))
 
 
-def _digits_apart(answer: Parsed, gold: Parsed) -> bool:
-    mixed_percent = re.search(r"[0-9]\\frac\{[^{}]*\}\{[^{}]*\}\\?%", _squeeze(answer.latex))
-    return "~" in _squeeze(answer.latex) or mixed_percent is not None
+_MISREAD = re.compile(r"~|[0-9]\\frac\{[^{}]*\}\{[^{}]*\}\\?%|\\[lcd]?dots|\.\.\.")
+
+
+def _misread(answer: Parsed, gold: Parsed) -> bool:
+    """Digits that only a space separates are added, a mixed number in percent is multiplied, dots are left out."""
+    return _MISREAD.search(_squeeze(answer.written)) is not None
 
 
 def _false_equation(answer: Parsed, gold: Parsed) -> bool:
@@ -178,10 +180,13 @@ def _other_unit(answer: Parsed, gold: Parsed) -> bool:
     found, expected = _unit(answer.written), _unit(gold.written)
     if len(found) > MAX_UNIT_WORDS or _HEDGES.intersection(found):
         return found != expected
-    return bool(found and expected) and _canonical(found) != _canonical(expected)
+    return bool(found and expected) and _unit_name(found) != _unit_name(expected)
 
 
-_HEDGES = {"not", "no", "isn", "is", "wrong", "incorrect", "false", "maybe", "never", "except", "about", "than"}
+_HEDGES = {
+    *("not", "no", "isn", "is", "wrong", "incorrect", "false", "maybe", "never", "except", "about", "than"),
+    *("dozen", "hundred", "thousand", "million", "billion", "trillion"),
+}
 
 
 def _unit(written: str) -> list[str]:
@@ -194,8 +199,8 @@ def _unit(written: str) -> list[str]:
     return re.findall(r"[A-Za-z]+|[0-9]", _TEXT.sub(r" \1 ", tail[1]).casefold())
 
 
-def _canonical(words: list[str]) -> list[str]:
-    return [word.removesuffix("s") if len(word) > 2 else word for word in words]
+def _unit_name(words: list[str]) -> str:
+    return "".join(word.removesuffix("s") if len(word) > 2 else word for word in words)
 
 
 def _other_clock(answer: Parsed, gold: Parsed) -> bool:
@@ -224,7 +229,7 @@ def _not_evaluated(answer: Parsed, gold: Parsed) -> bool:
 
 
 def _reducible(expression: Basic | MatrixBase) -> bool:
-    """Whether arithmetic is left to do in it: 3 + 4, 2·3·x, √12, 1/√2, log₂ 8, 5!, an integral."""
+    """Whether arithmetic is left to do in it: 3 + 4, x + x, 2·3·x, √12, 1/√2, log₂ 8, 5!, an integral."""
     if not isinstance(expression, Basic):
         return any(_reducible(element) for element in expression.flat())
     return any(_reducible_here(node) for node in preorder_traversal(expression))
@@ -234,9 +239,11 @@ def _reducible_here(node: Basic) -> bool:
     if isinstance(node, _TO_EVALUATE):
         return True
     if isinstance(node, Add):
-        return sum(isinstance(term, Rational) for term in node.args) > 1
+        return len(Add.make_args(node.func(*node.args))) < len(node.args)
     if isinstance(node, Mul):
         return sum(isinstance(factor, Integer) and abs(factor) != 1 for factor in node.args) > 1
+    if isinstance(node, Pow) and node.exp == -1 and isinstance(node.base, Integer):
+        return False  # how the grammar holds a quotient
     if isinstance(node, Pow | Function) and not isinstance(node, AppliedUndef | UnevaluatedExpr):
         return not node.free_symbols and node.func(*node.args) != node
     return False
@@ -266,7 +273,7 @@ def _factors(expression: Basic) -> int:
 
 
 _REFUSALS = {
-    "digits that only a space separates, or a mixed number in percent, are misread": _digits_apart,
+    "math_verify misreads digits apart, mixed numbers in percent, and dots": _misread,
     "the gold answer is a written-out number, the answer is a calculation": _no_written_number,
     "the gold answer is an integer, the answer is a fraction or a near miss": _no_written_integer,
     "the numbers differ by more than a relative 1e-6": _outside_tolerance,

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +18,8 @@ import numpy as np
 
 from score_centering.reward.answers import MAX_ANSWER_CHARS, final_answer, literals_equal, one_spelling
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
+WALL_FACTOR = 10.0  # an item's wall-clock limit in units of its processor time: a busy machine changes no verdict
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class ScoreResult:
 
 
 class Scorer:
-    """Scores responses in `workers` processes, each item within `timeout_s` seconds.
+    """Scores responses in `workers` processes, each item within `timeout_s` seconds of processor time.
 
     The processes are fresh interpreters (never forks), started when the first answer needs one, and live until
     `close`. A process that hangs or dies is replaced; its item scores 0 and is counted. Safe to call from any thread.
@@ -118,7 +120,7 @@ class Scorer:
                 return
             if worker.send(requests[queue[0]]):
                 worker.item = queue.popleft()
-                worker.deadline = time.monotonic() + self._timeout_s
+                worker.deadline = time.monotonic() + self._timeout_s * WALL_FACTOR
             else:
                 self._drop(worker)  # it died while it was idle
         starting = sum(not worker.ready for worker in self._workers)
@@ -189,10 +191,10 @@ class _Worker:
         return True
 
     def receive(self) -> dict[str, Any] | None:
-        """A whole reply, {"died": True} at the end of the stream, or None while a reply is incomplete."""
+        """A whole reply, {"timeout"} or {"died"} at the end of the stream, or None while a reply is incomplete."""
         chunk = os.read(self.process.stdout.fileno(), 1 << 16)
         if not chunk:
-            return {"died": True}
+            return {"timeout": True} if self.process.wait() == -signal.SIGPROF else {"died": True}
         self.received += chunk
         if not self.received.endswith(b"\n"):
             return None

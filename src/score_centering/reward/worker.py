@@ -1,6 +1,7 @@
 """One scoring process: reads one JSON request a line, answers one JSON line. Started by `Scorer`, imports no torch.
 
-Its answers leave on a private copy of standard output, so nothing that a library prints can be taken for one.
+Its answers leave on a private copy of standard output, so nothing that a library prints can be taken for one. The
+kernel ends it when an item has used up its processor time, whether or not the trainer is still there to notice.
 """
 
 import json
@@ -10,7 +11,6 @@ import signal
 import sys
 
 ADDRESS_SPACE_BYTES = 2 << 30  # a power tower asks for more memory than there is; it gets MemoryError instead
-ORPHAN_GRACE_SECONDS = 5.0  # the parent kills a late worker; a worker without a parent ends itself this much later
 
 
 def main() -> None:
@@ -18,14 +18,14 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, in the middle of native code too
     from score_centering.reward.judge import is_gold, judge
 
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     _reply(replies, {"ready": True})
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, timeout_s + ORPHAN_GRACE_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, timeout_s)
         try:
             if "answer" in request:
                 reply = {"verdict": judge(request["answer"], request["gold"])}
@@ -33,7 +33,7 @@ def main() -> None:
                 reply = {"verdict": is_gold(request["gold"])}
         except Exception as error:  # whatever an answer makes the libraries raise is this item's error alone
             reply = {"error": f"{type(error).__name__}: {error}"[:500]}
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _reply(replies, reply)
 
 
