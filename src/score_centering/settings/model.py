@@ -146,12 +146,16 @@ class Precision(Block):
     head_sizes: list[Positive] = Field(default=[8, 32, 128], description="K at which head mass and drift are measured")
     drift_tokens: Positive = Field(default=64, description="positions at which the exact drift is measured")
     seed: int = Field(default=0, description="seed of the rollouts")
-    limits: dict[str, Limit] = Field(description="measured number → limit; decides `passed` in precision/gate.json")
+    limits: dict[str, Limit | None] = Field(
+        description="measured number → limit, decides `passed` in precision/gate.json; null: not judged in this preset"
+    )
 
 
 class Smoke(Block):
     overrides: dict[str, Any] = Field(description="settings of a smoke run, laid over every arm")
-    limits: dict[str, Limit] = Field(description="measured number → limit; decides `passed` in smoke/<arm>/gate.json")
+    limits: dict[str, Limit | None] = Field(
+        description="measured number → limit, decides `passed` in smoke/<arm>/gate.json; null: not judged"
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- objective

@@ -91,7 +91,7 @@ class PrecisionGateStage(Stage):
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        return cls(limits=settings.precision.limits)
+        return cls(limits=_judged(settings.precision.limits))
 
 
 class SmokeGateStage(Stage):
@@ -99,7 +99,7 @@ class SmokeGateStage(Stage):
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        return cls(limits=settings.smoke.limits)
+        return cls(limits=_judged(settings.smoke.limits))
 
 
 class TrainStage(Stage):
@@ -133,6 +133,10 @@ class FiguresStage(Stage):
             arms={arm: settings.arms[arm].description for arm in settings.run.arms},
             seeds=settings.run.seeds,
         )
+
+
+def _judged(limits: dict[str, Limit | None]) -> dict[str, Limit]:
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 STAGES: dict[str, type[Stage]] = {
