@@ -308,7 +308,9 @@ def log_axis(axis: Axis, floor: float, values: np.ndarray) -> None:
     axis.set_minor_locator(LogLocator(base=10, subs=np.arange(1.0, 10.0), numticks=99) if narrow else NullLocator())
     axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{'≤' if clipped and value <= floor * 1.001 else ''}{power_of_ten(value)}")
+        FuncFormatter(
+            lambda value, _: f"{'≤' if clipped and abs(value / floor - 1) < 1e-3 else ''}{power_of_ten(value)}"
+        )
     )
 
 
