@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 COLOURS = {"bf16": "#7a7a7a", "int8": "#0072b2", "int8_int4kv": "#d55e00"}
 LABELS = {"bf16": "BF16", "int8": "INT8", "int8_int4kv": "INT8 + INT4 KV"}
@@ -85,6 +86,7 @@ def _activations(axes: Axes, layers: Mapping[str, Any]) -> None:
         if precision == "int8":
             axes.plot(x, [e["local_relative"] for e in rows], ":", label="INT8, this layer only", **style)
     _layer_axis(axes, "Layer output error, relative", len(rows))
+    _headroom(axes)
     axes.legend()
 
 
@@ -94,8 +96,10 @@ def _kv(axes: Axes, kv: Mapping[str, Mapping[str, float]]) -> None:
     axes.bar([i + 0.18 for i in x], [e["value_relative"] for e in kv.values()], 0.34, color="#cc79a7", label="V")
     axes.set_xticks(list(x), [name.removeprefix("layer ") for name in kv])
     axes.set_xlabel("attention layer")
+    axes.set_xlim(-1, len(kv))
     axes.set_title("INT4 KV error, relative", loc="left")
-    axes.legend()
+    _headroom(axes)
+    axes.legend(ncols=2)
 
 
 def _gap(axes: Axes, numbers: Mapping[str, float], precisions: Sequence[str]) -> None:
@@ -136,8 +140,14 @@ def _drift(axes: Axes, numbers: Mapping[str, float], precisions: Sequence[str], 
 def _layer_axis(axes: Axes, title: str, count: int) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlim(-0.7, count - 0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("quantised layer, in model order")
     axes.set_title(title, loc="left")
+
+
+def _headroom(axes: Axes) -> None:
+    """Room for the legend above the data of a linear axis that starts at 0."""
+    axes.set_ylim(top=1.35 * axes.get_ylim()[1])
 
 
 def _head_axis(axes: Axes, title: str, head_sizes: Sequence[int]) -> None:

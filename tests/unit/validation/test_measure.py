@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from score_centering.validation.measure import PRECISIONS, Plan, Subject, greedy_agreement, measure
+from score_centering.validation.plots import draw
 
 PROMPTS = [[5, 9, 17], [3, 44, 21, 60], [30]]
 
@@ -102,6 +103,14 @@ def test_the_model_comes_back_as_it_was(result, tiny_qwen):
     )
     assert torch.isfinite(before).all()
     assert all(p.grad is None for p in tiny_qwen.model.parameters())
+
+
+def test_the_page_of_figures_is_the_same_bytes_twice(result, tmp_path):
+    (tmp_path / "again").mkdir()
+    first, second = (draw(result, folder / "validation") for folder in (tmp_path, tmp_path / "again"))
+    assert [path.name for path in first] == ["validation.png", "validation.svg", "validation.pdf"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
 
 
 def test_greedy_agreement_by_hand(subject):
