@@ -11,9 +11,12 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import nan, zoo
 
 from score_centering.reward import grammar
-from score_centering.reward.answers import MAX_ANSWER_CHARS, literals_equal, one_spelling
+from score_centering.reward.answers import literals_equal, one_spelling
 from score_centering.reward.refusals import Parsed, refusal
 from score_centering.reward.refutation import clearly_different
+
+MAX_PARSED_CHARS = 1000
+MAX_DEPTH = 20
 
 _CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
 
@@ -52,7 +55,16 @@ def compare(answer: str, gold: str) -> bool:
 
 
 def _readable(text: str) -> bool:
-    return 0 < len(text) <= MAX_ANSWER_CHARS and text.isprintable()
+    """Whether `text` is short, flat and printable enough to be worth parsing; real answers are, by a wide margin."""
+    return 0 < len(text) <= MAX_PARSED_CHARS and text.isprintable() and _depth(text) <= MAX_DEPTH
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 @functools.lru_cache(maxsize=256)

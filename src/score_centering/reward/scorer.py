@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from score_centering.reward.answers import MAX_ANSWER_CHARS, final_answer, literals_equal, one_spelling
+from score_centering.reward.plain import is_plain_math
 
 START_TIMEOUT_S = 300.0
 WALL_FACTOR = 10.0  # an item's wall-clock limit in units of its processor time: a busy machine changes no verdict
@@ -85,7 +86,7 @@ class Scorer:
     def are_golds(self, answers: Sequence[str]) -> list[bool]:
         """Whether each answer can be a gold answer; one that cannot be judged in time cannot."""
         spelled = [one_spelling(_clip(answer)) for answer in answers]
-        good = [bool(literals_equal(text, text)) for text in spelled]
+        good = [bool(literals_equal(text, text)) or is_plain_math(text) for text in spelled]
         unsure = [index for index, certain in enumerate(good) if not certain]
         replies = self._run([{"gold": _clip(answers[index])} for index in unsure])
         for index, reply in zip(unsure, replies, strict=True):

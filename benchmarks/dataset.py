@@ -1,0 +1,109 @@
+"""Preparing 300,000 rows of INTELLECT-style data (30,000 with --quick): time, memory, and what the answer check costs.
+
+Runs the stage's program on a generated parquet file, once with the file's rows in order and once shuffled, and compares
+the outputs; then checks a sample of gold answers with the recogniser of plain math and with the parser alone.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from _common import parse_args, report
+from reward import SHARES, answer
+
+from score_centering.reward import Scorer, scorer
+
+PROGRAM = Path(__file__).parents[1] / "workflow/scripts/dataset.py"
+WORDS = ("sum", "of", "all", "positive", "integers", "such", "that", "triangle", "has", "side", "find", "how", "many")
+
+
+def rows(count: int, seed: int) -> list[dict]:
+    """Prompts of about 400 characters; 2 % duplicates, 2 % without an answer."""
+    rng = random.Random(seed)
+    made = []
+    for index in range(count):
+        if index and rng.random() < 0.02:
+            made.append(made[rng.randrange(index)])
+            continue
+        text = " ".join(rng.choices(WORDS, k=70))
+        [kind] = rng.choices(list(SHARES), list(SHARES.values()))
+        truth = answer(kind, rng) if rng.random() > 0.02 else rng.choice(["", None])
+        info = json.dumps({"ground_truth": truth})
+        made.append({"prompt": f"{index}: {text}?", "verification_info": info, "solve_rate": rng.random()})
+    return made
+
+
+def prepare(file: Path, output: Path) -> tuple[float, int]:
+    """(seconds, peak bytes of the program and its processes together) of one preparation."""
+    settings = {"dataset": {"source": "local", "local": {"path": str(file)}, "val_size": 500}}
+    command = [sys.executable, str(PROGRAM), "--settings", json.dumps(settings), "--output-dir", str(output)]
+    start, peak = time.perf_counter(), 0
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        peak = max(peak, resident_bytes(process.pid))
+        time.sleep(0.05)
+    if process.returncode:
+        raise RuntimeError(f"the dataset program ended with {process.returncode}")
+    return time.perf_counter() - start, peak
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process and its children; shared pages count once for each."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except FileNotFoundError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(resident_bytes(int(child)) for child in children)
+
+
+def check_rate(answers: list[str]) -> float:
+    with Scorer(workers=2) as checker:
+        checker.are_golds([r"x+\sqrt{7}", r"y+\sqrt{7}"])
+        start = time.perf_counter()
+        checker.are_golds(answers)
+        return len(answers) / (time.perf_counter() - start)
+
+
+def main() -> None:
+    arguments = parse_args(__doc__)
+    count = 30_000 if arguments.quick else 300_000
+    made = rows(count, seed=1)
+    figures = {"rows": count}
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        seconds, peaks, outputs = [], [], []
+        for run in range(2):
+            file = base / f"rows-{run}.parquet"
+            pq.write_table(pa.Table.from_pylist(made), file)
+            taken, peak = prepare(file, base / str(run))
+            seconds.append(taken)
+            peaks.append(peak)
+            outputs.append([(base / str(run) / name).read_bytes() for name in ("train.parquet", "test.parquet")])
+            random.Random(run).shuffle(made)
+        figures["output_bytes"] = sum(map(len, outputs[0]))
+    figures["seconds"], figures["rows_per_s"] = min(seconds), count / min(seconds)
+    sample = sorted({json.loads(row["verification_info"])["ground_truth"] or "1" for row in made[:3000]})
+    figures["gold_checks_per_s"] = check_rate(sample)
+    recogniser, scorer.is_plain_math = scorer.is_plain_math, lambda text: False
+    figures["gold_checks_per_s_parser_alone"] = check_rate(sample[:: 10 if arguments.quick else 2])
+    scorer.is_plain_math = recogniser
+    ratio = figures["gold_checks_per_s"] / figures["gold_checks_per_s_parser_alone"]
+    goals = {
+        "peak_bytes": (float(max(peaks)), 2e9),
+        "minutes_for_300000_rows": (min(seconds) * 300_000 / count / 60, 1.0),
+        "gold_check_speed_up_of_the_recogniser": (ratio, 3.0, "at least"),
+        "shuffled_rows_change_the_files": (float(outputs[0] != outputs[1]), 0.0),
+    }
+    report("dataset", "cpu", figures, goals)
+
+
+if __name__ == "__main__":
+    main()
