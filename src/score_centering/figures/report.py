@@ -4,6 +4,7 @@ Python writes every table and text; the charts are drawn by assets/report.js fro
 they fit the width of the screen, show values under the pointer, and let arms be switched off.
 """
 
+import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -238,6 +239,7 @@ def _figures(experiment: Experiment) -> str:
 
 def _precision_gate(folder: Path) -> str:
     gate = read_json(folder / "precision" / "gate.json")
+    picture = base64.b64encode(_text(folder / "precision" / "validation.svg").encode()).decode()
     others = {name: value for name, value in gate["numbers"].items() if name not in gate["limits"]}
     rows = [
         (
@@ -255,6 +257,7 @@ def _precision_gate(folder: Path) -> str:
         _passed(gate, "BF16 against INT8/INT4 rollouts on held-out prompts")
         + _table(("Number", "Measured", "Limit", ""), rows)
         + (f"<details><summary>{len(others)} more numbers, without a limit</summary>{more}</details>" if others else "")
+        + f'<img class="paper" alt="Figures of the precision validation" src="data:image/svg+xml;base64,{picture}">'
     )
 
 

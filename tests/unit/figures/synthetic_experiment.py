@@ -118,6 +118,8 @@ def write_stages(folder: Path, arms: Sequence[str]) -> None:
     numbers = {"k3_kl": 0.0031, "top1_agreement": 0.974, "head_mass": 0.953, "prompts": 64}
     gate = {"schema_version": 1, "passed": True, "failures": [], "limits": limits, "numbers": numbers}
     write_json(folder / "precision" / "gate.json", gate)
+    drawing = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 72 36"><circle cx="18" cy="18" r="9"/></svg>'
+    (folder / "precision" / "validation.svg").write_text(drawing)
     for arm in arms:
         limits = {"k3_kl_max": {"max": 0.05}, "nonfinite_updates": {"max": 0}}
         numbers = {"k3_kl_max": 0.004, "nonfinite_updates": 0, "steps": 3}
