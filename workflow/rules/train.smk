@@ -6,6 +6,8 @@ killed run resumes. Uses the GPU where `runtime.device` is cuda.
 
 Gates are ancient: they must exist, but a gate that is judged again retrains nothing. Snakemake 9.27 does not look at the
 params of a job behind such an edge while the gate is due itself, so an arm's settings reach it as a file of their own.
+
+The log's `tee` ignores stop signals: a trainer that is asked to stop still has a checkpoint to write and to tell of.
 """
 
 
@@ -56,7 +58,7 @@ for arm in ARMS:
             folder=subpath(output.run, parent=True),
         shell:
             """
-            [ -t 2 ] || exec &> >(tee {log:q} >&2)
+            [ -t 2 ] || exec &> >(trap '' INT TERM USR1 USR2; exec tee -p {log:q} >&2)
             exec python workflow/scripts/train.py \
                 --baseline {params.arm:q} \
                 --seed {wildcards.seed:q} \

@@ -1,0 +1,136 @@
+"""Kills the real pipeline: the trainer, Snakemake, the whole process group; then starts the same command again."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from score_centering.runs import EXIT_RESUMABLE
+from score_centering.runs.folder import read_phase
+from score_centering.runs.lock import in_use
+from score_centering.runs.log import read_log
+
+pytestmark = [pytest.mark.workflow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+RUN = Path("results/test/runs/sc/seed0")
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`snakemake ARGUMENTS` with the test configuration, in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "snakemake", *arguments, "--configfile", "config/test.yaml"],
+        cwd=folder,
+        env={**os.environ, "PYTHONWARNINGS": "default"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = process.communicate()
+    return process.returncode, output
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.003)
+
+
+def in_phase(folder: Path, name: str, after_step: int) -> Callable[[], bool]:
+    """Whether a live trainer is in phase `name`, with at least `after_step` steps behind it."""
+
+    def condition() -> bool:
+        phase = read_phase(folder / RUN)
+        recorded = phase and phase.name == name and (phase.step or 0) >= after_step
+        return bool(recorded) and in_use(folder / RUN / "state/lock")
+
+    return condition
+
+
+def trainer(folder: Path) -> int:
+    return json.loads((folder / RUN / "state/lock").read_text())["pid"]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_killed_experiment_ends_in_the_bytes_of_an_undisturbed_one(tmp_path):
+    folder = tmp_path / "a project"
+    for name in ("workflow", "config"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "environment.yml", folder)
+    sc = ("--cores", "1", "sc")
+
+    # The trainer alone: Snakemake reports the failure.
+    process = start(folder, *sc)
+    wait_until(in_phase(folder, "update", after_step=2), process)
+    os.kill(trainer(folder), signal.SIGKILL)
+    assert finish(process)[0] == 1
+    assert not (folder / RUN / "metrics.parquet").exists()
+    assert len(read_log(folder / RUN / "state/steps.log")) >= 2
+
+    # Snakemake alone: the trainer notices, writes a checkpoint and ends by itself.
+    process = start(folder, *sc)
+    wait_until(in_phase(folder, "rollout", after_step=2), process)
+    orphan = trainer(folder)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 120
+    while not gone(orphan):
+        assert time.monotonic() < deadline, "the trainer outlived Snakemake"
+        time.sleep(0.05)
+    process.stdout.close()
+    assert not in_use(folder / RUN / "state/lock")
+    code, output = finish(start(folder, "--unlock"))
+    assert code == 0, output
+
+    # A stop signal to everything: a checkpoint, and the documented exit code in Snakemake's report.
+    before = read_phase(folder / RUN).step
+    if before < 4:
+        process = start(folder, *sc)
+        wait_until(in_phase(folder, "rollout", after_step=before), process)
+        os.killpg(process.pid, signal.SIGTERM)
+        code, output = finish(process)
+        assert code != 0
+        log = (folder / "results/test/logs/train/sc/seed0.log").read_text()
+        assert "the same command goes on from there" in log, log
+        assert str(EXIT_RESUMABLE) in output or "75" in output
+        checkpoints = sorted(path.name for path in (folder / RUN / "state/checkpoints").iterdir())
+        assert int(checkpoints[-1].removeprefix("step")) > before
+
+    # Everything at once, then the same command to the end.
+    process = start(folder, *sc)
+    wait_until(lambda: in_use(folder / RUN / "state/lock"), process)
+    os.killpg(process.pid, signal.SIGKILL)
+    finish(process)
+    assert finish(start(folder, "--unlock"))[0] == 0
+    code, output = finish(start(folder, *sc))
+    assert code == 0, output
+    killed = digest(folder / RUN / "metrics.parquet")
+    assert "Nothing to be done" in finish(start(folder, *sc))[1]
+
+    # A forced rerun trains afresh, on another number of cores, to the same bytes.
+    code, output = finish(start(folder, "--cores", "2", "sc", "--forcerun", "train_sc"))
+    assert code == 0, output
+    assert "training starts afresh" in (folder / "results/test/logs/train/sc/seed0.log").read_text()
+    assert digest(folder / RUN / "metrics.parquet") == killed
