@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from score_centering.validation.drift import drift_logits, drift_norms, parameter_drift_norms, shares
+from score_centering.objectives import Objective, TokenBatch, policy_loss_from_hidden
+from score_centering.validation.drift import drift_logits, drift_norms, head_name, parameter_drift_norms, shares
 
 VOCABULARY, POSITIONS, WIDTH = 23, 7, 5
 
@@ -83,3 +84,26 @@ def test_parameter_norms_equal_the_formula_whatever_the_batches(problem):
 
 def test_share_of_no_drift_is_zero():
     assert shares({"drift.hidden.uncentered": 0.0, "drift.hidden.k8": 0.0}) == {"drift_share.hidden.k8": 0.0}
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_the_drift_is_what_the_objective_does_to_a_constant_advantage(problem, k):
+    """E_q of the policy loss's gradient at A = 1, summed over every token that could have been sampled."""
+    hidden, weight, log_q = problem
+    head = log_q.topk(max(k, 1), dim=-1)
+    per_token = {"dim": 0, "repeats": VOCABULARY}
+    batch = TokenBatch(
+        target_ids=torch.arange(VOCABULARY).repeat(POSITIONS),
+        sampler_logprobs=log_q.flatten(),
+        advantages=torch.ones(POSITIONS * VOCABULARY, dtype=torch.float64),
+        loss_weights=log_q.exp().flatten() / POSITIONS,
+        mask=torch.ones(POSITIONS * VOCABULARY, dtype=torch.bool),
+        candidate_ids=head.indices.repeat_interleave(**per_token) if k else None,
+        candidate_logprobs=head.values.repeat_interleave(**per_token) if k else None,
+    )
+    objective = Objective("sc", centering=bool(k), is_mode="none")
+    loss = policy_loss_from_hidden(hidden.repeat_interleave(**per_token), weight, batch, objective, 1.0).loss
+    (by_weight,) = torch.autograd.grad(loss, weight)
+    log_p = (hidden @ weight.T).detach().log_softmax(-1)
+    norms = drift_norms(log_p, log_q, hidden.detach(), weight.detach(), [k] if k else [])
+    assert norms[f"drift.lm_head.{head_name(k)}"] == pytest.approx(by_weight.norm().item(), rel=1e-9)
