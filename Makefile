@@ -1,6 +1,8 @@
 # make all    the whole experiment at the default scale, on two CPU cores
 # make test   every check and test
+# make check  only the checks: formatters, linters, import order
 # make lock   resolve requirements/*.lock again, after a change of pins
+# make schema, make golden   write the files that are generated from others again
 #
 # PIP_ARGS    more options for pip, such as the index of CPU builds of torch (see README.md)
 # PYTHON      the interpreter that the environment is made with, 3.11 or later
@@ -8,7 +10,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test check lock schema dag environment test-environment
+.PHONY: all test check lock schema golden environment test-environment
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -60,9 +62,8 @@ lock:
 	grep -vP '^(cuda-|triton==|nvidia-(?!ml-py))' build/lock/cpu.txt > $(CPU_LOCK)
 	comm -13 <(sort build/lock/cpu.txt) <(sort build/lock/all.txt) > $(TEST_LOCK)
 
-# The files that are generated from others, and held to them by tests.
 schema: environment
 	$(IN) python -c 'from score_centering.settings.schema import schema_text; print(schema_text(), end="")' > workflow/schemas/config.schema.json
 
-dag: environment
-	$(IN) python tests/dag/graphs.py
+golden: test-environment
+	$(IN) WRITE_GOLDEN=1 pytest -q tests/dag/test_graphs.py
