@@ -63,7 +63,7 @@ lock:
 	comm -13 <(sort build/lock/cpu.txt) <(sort build/lock/all.txt) > $(TEST_LOCK)
 
 schema: environment
-	$(IN) python -c 'from score_centering.settings.schema import schema_text; print(schema_text(), end="")' > workflow/schemas/config.schema.json
+	$(IN) python -m score_centering.settings.schema
 
 golden: test-environment
 	$(IN) WRITE_GOLDEN=1 pytest -q tests/dag/test_graphs.py

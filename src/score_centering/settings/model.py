@@ -102,9 +102,9 @@ class WarmStart(Block):
     )
     check_every: Positive = Field(default=25, description="steps between measurements of the sampled reward")
     check_prompts: Positive = Field(default=64, description="training prompts sampled once at T = 1 in a measurement")
-    reward_min: Share = Field(default=0.2, description="stop once the sampled reward reaches `reward_target`…")
-    reward_target: Share = Field(default=0.3, description="…and fail when it ends outside [reward_min, reward_max]")
-    reward_max: Share = Field(default=0.5, description="upper end of the accepted sampled reward")
+    reward_min: Share = Field(default=0.2, description="lower end of the accepted sampled reward")
+    reward_target: Share = Field(default=0.3, description="sampled reward at which the warm start stops")
+    reward_max: Share = Field(default=0.5, description="upper end; a warm start that ends outside fails")
     seed: int = Field(default=0, description="seed of batch order and of the sampled check")
 
 
@@ -199,16 +199,18 @@ class Optim(Block):
 
 
 class FsdpConfig(Block):
-    param_offload: bool = False
-    optimizer_offload: bool = False
+    param_offload: bool = Field(default=False, description="verl only: parameters wait in host memory")
+    optimizer_offload: bool = Field(default=False, description="verl only: optimiser state waits in host memory")
 
 
 class Actor(Block):
     optim: Optim
     policy_loss: Literal["ppo", "score_centering"] = Field(
-        default="ppo", description="clipped ratio, or algorithm.md 2"
+        default="ppo", description="PPO's clipped ratio, or the weighted score of docs/arms.md"
     )
-    loss_agg_mode: Literal["seq-mean-token-mean", "token-mean"] = Field(default="seq-mean-token-mean")
+    loss_agg_mode: Literal["seq-mean-token-mean", "token-mean"] = Field(
+        default="seq-mean-token-mean", description="mean over a rollout's tokens, then rollouts; or over all tokens"
+    )
     clip_ratio_low: NonNegativeFloat = Field(default=0.2, description="PPO only: ratio not below 1 − this")
     clip_ratio_high: NonNegativeFloat = Field(default=0.3, description="PPO only: ratio not above 1 + this")
     mini_batches: Positive = Field(default=1, description="optimiser steps a rollout batch")
@@ -233,7 +235,7 @@ class EngineArguments(Block):
 
 class ValidationSampling(Block):
     do_sample: Literal[False] = Field(default=False, description="validation is greedy")
-    n: Literal[1] = 1
+    n: Literal[1] = Field(default=1, description="validation responses a prompt")
 
 
 class RolloutSettings(Block):
@@ -242,14 +244,16 @@ class RolloutSettings(Block):
     temperature: PositiveFloat = Field(default=1.0, description="sampling temperature")
     top_p: Literal[1, 1.0] = Field(default=1, description="must be 1: a filter changes the sampler's distribution")
     top_k: Literal[-1] = Field(default=-1, description="must be -1 (no filter)")
-    dtype: Literal["bfloat16"] = "bfloat16"
+    dtype: Literal["bfloat16"] = Field(default="bfloat16", description="of everything that is not quantised")
     quantization: Literal["int8"] | None = Field(default=None, description="W8A8 linear layers, or null for BF16")
     quantization_config_file: str | None = Field(
         default=None, description="config.json of the W8A8 model; null: the one this experiment prepares"
     )
     max_num_seqs: Positive = Field(default=256, description="sequences decoded side by side")
     gpu_memory_utilization: Share = Field(default=0.3, description="vLLM only")
-    transport: Literal["direct"] = "direct"
+    transport: Literal["direct"] = Field(
+        default="direct", description="the engine's records reach the trainer as they are"
+    )
     engine_kwargs: EngineArguments = EngineArguments()
     val_kwargs: ValidationSampling = ValidationSampling()
 
@@ -260,7 +264,7 @@ class ActorRolloutRef(Block):
 
 
 class Trainer(Block):
-    name: Literal["local", "verl"] = Field(description="trainer")
+    name: Literal["local", "verl"] = Field(description="one process, or verl on Ray")
     total_training_steps: Positive = Field(description="updates")
     test_freq: int = Field(default=16, description="steps between greedy validations; -1: never")
     val_before_train: bool = Field(default=False, description="validate before the first update, as step 0")
@@ -273,7 +277,7 @@ class Trainer(Block):
 
 
 class Runtime(Block):
-    device: Literal["cpu", "cuda"] = Field(default="cpu")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where models and engines run")
     threads: Positive = Field(default=2, description="torch threads; part of a run's identity on the CPU")
     reward_workers: Positive = Field(default=1, description="math_verify processes")
     reward_timeout_seconds: PositiveFloat = Field(default=5.0, description="deadline of one answer")

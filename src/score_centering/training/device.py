@@ -1,7 +1,8 @@
 """Which device a run trains on, and its lease."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -34,3 +35,20 @@ def lease(device: str) -> AbstractContextManager[None]:
     if not index.isdecimal():
         raise UserError(f"SC_GPU = {index!r}: must be the index of one GPU")
     return gpu_lease(int(index))
+
+
+@contextmanager
+def gpu_faults() -> Iterator[None]:
+    """Turn a GPU that fails, or runs out of memory, inside the block into one line."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            "the GPU is out of memory: lower actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or "
+            "actor_rollout_ref.rollout.max_num_seqs; the last checkpoint is kept"
+        ) from error
+    except torch.AcceleratorError as error:
+        raise UserError(
+            f"the GPU failed ({str(error).splitlines()[0]}); the last checkpoint is kept, "
+            "the same command goes on from it once the GPU is back"
+        ) from error

@@ -6,6 +6,7 @@ function of (seed, step), so a resumed run repeats the steps it lost.
 """
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -203,6 +204,9 @@ class LocalTrainer:
         kept = [prompt for prompt in encoded if len(prompt.ids) <= limit]
         if not kept:
             raise UserError(f"data.max_prompt_length = {limit}: every {split} prompt is longer")
+        if len(kept) < len(encoded):
+            dropped = len(encoded) - len(kept)
+            print(f"dropped {dropped} of {len(encoded)} {split} prompts: over {limit} tokens", file=sys.stderr)
         return kept
 
     def _sync(self, step: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from score_centering.settings import STAGES, UserError, load_settings, resolve, stage_json
 from score_centering.settings.load import deep_merge
-from score_centering.settings.schema import schema_text
+from score_centering.settings.schema import key_table, schema_text
 
 ROOT = Path(__file__).parents[3]
 DEFAULT = ROOT / "config/config.yaml"
@@ -39,6 +39,12 @@ def test_every_preset_resolves_for_every_arm_and_smoke(preset):
 
 def test_schema_file_is_current():
     assert (ROOT / "workflow/schemas/config.schema.json").read_text() == schema_text(), "run `make schema`"
+
+
+def test_key_table_is_current_and_explains_every_key():
+    table = key_table()
+    assert (ROOT / "config/README.md").read_text().endswith(table), "run `make schema`"
+    assert not [row for row in table.splitlines() if row.endswith("|  |")]
 
 
 def test_arms_differ_in_objective_and_rollout_precision_only():
