@@ -3,7 +3,6 @@
 from score_centering.settings.errors import UserError, run_main
 from score_centering.settings.load import DEFAULT_CONFIG, load_settings, resolve, validate
 from score_centering.settings.model import Settings
-from score_centering.settings.schema import json_schema
 from score_centering.settings.stages import STAGES, Stage, stage_json
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "Settings",
     "Stage",
     "UserError",
-    "json_schema",
     "load_settings",
     "resolve",
     "run_main",

@@ -251,9 +251,7 @@ class RolloutSettings(Block):
     )
     max_num_seqs: Positive = Field(default=256, description="sequences decoded side by side")
     gpu_memory_utilization: Share = Field(default=0.3, description="vLLM only")
-    transport: Literal["direct"] = Field(
-        default="direct", description="the engine's records reach the trainer as they are"
-    )
+    transport: Literal["direct"] = Field(default="direct", description="the engine hands its records over")
     engine_kwargs: EngineArguments = EngineArguments()
     val_kwargs: ValidationSampling = ValidationSampling()
 
