@@ -55,7 +55,7 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     from score_centering.data.manifest import read_table
     from score_centering.model.manifest import verified_folder
     from score_centering.runs import PRODUCTS, make_identity, open_run
-    from score_centering.training.device import device_name, lease
+    from score_centering.training.device import device_name, gpu_faults, lease
     from score_centering.training.local import Inputs, train
 
     needs_w8a8 = stage.actor_rollout_ref.rollout.quantization is not None
@@ -77,7 +77,7 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
         inputs.w8a8_config,
     )
     publish = ["run.json"] if arguments.smoke else PRODUCTS
-    with lease(stage.runtime.device), open_run(run_dir, identity, publish) as run:
+    with gpu_faults(), lease(stage.runtime.device), open_run(run_dir, identity, publish) as run:
         train(run, stage, arguments.baseline, arguments.seed, inputs)
 
 

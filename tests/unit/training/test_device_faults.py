@@ -1,0 +1,38 @@
+"""A GPU that is lost or full ends a run in one line, and with its lock released."""
+
+import pytest
+import torch
+
+from score_centering.runs import make_identity, open_run
+from score_centering.runs.lock import in_use
+from score_centering.settings import UserError
+from score_centering.training.device import device_name, gpu_faults, lease
+
+LOST = "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously reported\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "phrase"),
+    [
+        (torch.AcceleratorError(LOST), r"the GPU failed \(CUDA error: unspecified launch failure\)"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "the GPU is out of memory: lower "),
+    ],
+)
+def test_a_failing_gpu_is_one_line(tmp_path, error, phrase):
+    identity = make_identity("tiny", "sc", 0, {}, "cpu", 1)
+    with pytest.raises(UserError, match=phrase) as caught, gpu_faults(), open_run(tmp_path, identity) as run:
+        run.resume()
+        run.record_step(1, {"loss": 1.0}, {})
+        raise error
+    assert "\n" not in str(caught.value) and "last checkpoint is kept" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    assert not in_use(tmp_path / "state" / "lock")
+
+
+def test_a_gpu_that_is_not_there_is_one_line(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="torch sees no CUDA device"):
+        device_name("cuda")
+    monkeypatch.setenv("SC_GPU", "first")
+    with pytest.raises(UserError, match="SC_GPU = 'first': must be the index"):
+        lease("cuda")
