@@ -1,4 +1,4 @@
-"""kill -9 before, or in the middle of, every single file operation of a run; then start it again."""
+"""kill -9 before, or in the middle of, every fifth file operation of a run; then start it again."""
 
 import os
 import random
@@ -9,6 +9,7 @@ import pytest
 from score_centering.runs.folder import read_phase
 
 OPERATIONS = ("open", "write", "pwrite", "fsync", "replace", "ftruncate", "mkdir", "unlink", "rmdir")
+STRIDE = 5  # of about 110 operations; 1 takes five times as long and passes as well
 
 
 class KillAt:
@@ -52,12 +53,11 @@ def killed(fork, train, folder, when: int) -> bool:
     return fork(child).code == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.workflow)])
-def test_every_kill_ends_in_the_same_bytes(tmp_path, fork, train, uninterrupted, stride):
+def test_every_kill_ends_in_the_same_bytes(tmp_path, fork, train, uninterrupted):
     total = count_operations(fork, train, tmp_path)
     assert total > 80
     phases = set()
-    for when in range(1, total + 1, stride):
+    for when in range(1, total + 1, STRIDE):
         folder = tmp_path / f"at{when}"
         assert killed(fork, train, folder, when), when
         if phase := read_phase(folder):
