@@ -94,7 +94,10 @@ def read_architecture(config: PreTrainedConfig) -> Architecture:
 def rotary_table(config: PreTrainedConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin (positions, rotary dims) in BF16, as transformers' own module computes them."""
     rotary = SUPPORTED[config.model_type](config)
-    cos, sin = rotary(torch.empty(0, dtype=torch.bfloat16), torch.arange(positions)[None])
+    index = torch.arange(positions)[None]
+    if config.model_type == "qwen3_5_text":
+        index = index.expand(3, 1, -1)  # time, height and width are one for text
+    cos, sin = rotary(torch.empty(0, dtype=torch.bfloat16), index)
     return cos[0].to(device), sin[0].to(device)
 
 
