@@ -153,7 +153,21 @@ def test_a_process_that_died_while_idle_costs_no_item():
         assert (result.rewards.sum(), result.errors) == (4, 0)
 
 
-def test_closing_ends_the_processes_and_an_interrupt_leaves_none():
+def test_an_interrupt_leaves_no_process_that_would_answer_late(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with Scorer(workers=1, timeout_s=60.0) as scorer:
+        score(scorer, GOOD[:1])
+        process = scorer._workers[0].process
+        monkeypatch.setattr(scorer, "_collect", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            score(scorer, [(HANG, "x+1")])
+        assert process.poll() is not None
+        assert scorer._workers == []
+
+
+def test_closing_ends_the_processes():
     with Scorer(workers=1, timeout_s=60.0) as scorer:
         score(scorer, GOOD[:1])
         process = scorer._workers[0].process
