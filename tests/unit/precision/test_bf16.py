@@ -42,7 +42,7 @@ def test_model_and_gradients_equal_transformers_in_fp32(length):
     for output in outputs:
         output.logsumexp(-1).mean().backward()
     for (name, expected), found in zip(reference.named_parameters(), fast.parameters(), strict=True):
-        assert (found.grad - expected.grad).norm() <= 2e-3 * expected.grad.norm(), name
+        assert (found.grad - expected.grad).norm() <= 2e-3 * expected.grad.norm() + 1e-6, name
 
 
 def test_padding_on_the_right_never_reaches_the_tokens_before_it():
