@@ -252,9 +252,12 @@ class _LossFromLogits(Function):
     def forward(ctx, logits, rows, objective, temperature, chunk_size, needs_gradient):
         core = _Core(rows, objective, temperature)
         gradient = logits.new_empty(logits.shape) if needs_gradient else None
-        for start in range(0, logits.shape[0], chunk_size):
-            stop = min(start + chunk_size, logits.shape[0])
-            chunk = torch.where(rows.mask[start:stop, None], logits[start:stop].to(_arithmetic(logits.dtype)), 0)
+        total, vocab_size = logits.shape
+        buffer = logits.new_empty(min(chunk_size, total), vocab_size, dtype=_arithmetic(logits.dtype))
+        for start in range(0, total, chunk_size):
+            stop = min(start + chunk_size, total)
+            chunk = buffer[: stop - start].copy_(logits[start:stop])
+            chunk.masked_fill_(~rows.mask[start:stop, None], 0)
             core.chunk(chunk, start, stop, gradient[start:stop] if needs_gradient else None)
         ctx.gradients = (gradient,)
         outputs = core.outputs()
