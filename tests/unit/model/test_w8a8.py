@@ -3,8 +3,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from llmcompressor import oneshot
-from llmcompressor.modifiers.quantization import QuantizationModifier
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
@@ -77,6 +75,9 @@ def test_checkpoint_is_the_requantised_base_bit_for_bit(base, prepared):
 
 def test_requantiser_equals_llm_compressor_alone(base, tmp_path):
     """Without our preparation around it: its codes and scales are ours, only the norms differ by a rounding."""
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
     recipe = QuantizationModifier(targets=["Linear"], scheme="W8A8", ignore=list(QUANTIZATION.ignore))
     oneshot(model=model, recipe=recipe)
