@@ -99,7 +99,7 @@ def reward_vs_k3(experiment: Experiment) -> Figure:
         top=0.22,
         sharey=True,
     )
-    paths = {arm: _path(experiment, arm) for arm in looks}
+    paths = {arm: reward_k3_path(experiment, arm)[1:] for arm in looks}
     for axes, (arm, look) in zip(grid.flat, looks.items(), strict=False):
         shown = {other: path for other, path in paths.items() if (other == CONTROL) == (arm == CONTROL)}
         every_k3 = np.concatenate([x for x, _ in shown.values()])
@@ -246,7 +246,7 @@ def _curves(
             continue
         line = {"color": look.colour, "zorder": 3 + 0.1 * index}
         if not sparse:
-            axes.plot(own.steps, np.maximum(own.mean, floor), linewidth=0.5, alpha=0.25, **line)
+            axes.plot(own.steps, np.maximum(own.mean, floor), linewidth=0.4, alpha=0.18, **line)
         if band.seeds > 1:
             axes.fill_between(
                 band.steps, np.maximum(band.low, floor), np.maximum(band.high, floor), color=look.colour, alpha=0.15,
@@ -314,13 +314,21 @@ def log_axis(axis: Axis, floor: float, values: np.ndarray) -> None:
     )
 
 
-def _path(experiment: Experiment, arm: str) -> tuple[np.ndarray, np.ndarray]:
-    """Smoothed (K3, reward) of one arm, mean over its seeds, from the first complete window on."""
-    x = smoothed_band(experiment, arm, "k3_kl", experiment.smoothing).mean
-    y = smoothed_band(experiment, arm, "reward_mean", experiment.smoothing).mean
-    both = np.flatnonzero(~(np.isnan(x) | np.isnan(y)))
-    complete = both[min(experiment.smoothing, len(both)) - 1 :]
-    return x[complete], y[complete]
+def path_window(experiment: Experiment) -> int:
+    """Steps of the trailing mean along a path: a fifth of the longest run, so that direction is seen, not noise."""
+    return max(experiment.smoothing, max(len(run.steps) for run in experiment.runs) // 5)
+
+
+def reward_k3_path(experiment: Experiment, arm: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, K3 and reward of one arm, trailing means over `path_window` steps from the first complete window on; mean
+    over seeds. (N,) each.
+    """
+    window = path_window(experiment)
+    k3 = smoothed_band(experiment, arm, "k3_kl", window)
+    reward = smoothed_band(experiment, arm, "reward_mean", window).mean
+    both = np.flatnonzero(~(np.isnan(k3.mean) | np.isnan(reward)))
+    complete = both[min(window, len(both)) - 1 :] if both.size else both
+    return k3.steps[complete], k3.mean[complete], reward[complete]
 
 
 def _directed_path(axes: Axes, x: np.ndarray, y: np.ndarray, look: ArmStyle) -> None:

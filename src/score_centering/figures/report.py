@@ -17,7 +17,7 @@ import numpy as np
 from score_centering.figures.arms import CONTROL, styles
 from score_centering.figures.colours import readable_on_white
 from score_centering.figures.experiment import Experiment
-from score_centering.figures.plots import PHASES, mean_phase_seconds, smoothed_band
+from score_centering.figures.plots import PHASES, mean_phase_seconds, path_window, reward_k3_path, smoothed_band
 from score_centering.figures.series import across_seeds
 from score_centering.figures.summary import COLUMNS, display, summarise
 from score_centering.figures.verdict import verdict
@@ -128,7 +128,14 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
             for arm, look in looks.items()
         ],
         "charts": charts,
-        "smoothing": experiment.smoothing,
+        "paths": [
+            {
+                "arm": index,
+                "points": [[int(step), *_rounded(np.array(point))] for step, *point in zip(*path, strict=True)],
+            }
+            for index, arm in enumerate(looks)
+            if (path := reward_k3_path(experiment, arm))[0].size
+        ],
         "phases": {
             "names": [name for name, *_ in PHASES],
             "colours": [fill for _, _, fill, _ in PHASES],
@@ -217,7 +224,10 @@ def _figures(experiment: Experiment) -> str:
     how = f"Bold: trailing mean over {experiment.smoothing} steps. Faint: raw values." + (
         f" Bands: range over {seeds} seeds." if seeds > 1 else ""
     )
-    path = "The path of each arm through training: hollow circle at its start, filled one at its end."
+    path = (
+        f"The path of each arm through training, as means over {path_window(experiment)} steps: hollow circle at its "
+        "start, filled one at its end."
+    )
     if CONTROL in experiment.arms:
         path += " Switch the control off to see the other arms closer."
     shown = [(key, title, text) for key, _, title, _, _, text in CHARTS]

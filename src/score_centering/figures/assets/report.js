@@ -85,21 +85,11 @@ function spread(positions, gap, low, high) {
 
 const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
-/* Paths of reward against K3, from the two charts' smoothed values at the steps that both have. */
-function crossed() {
-  const [reward, k3] = ["reward", "k3_kl"].map((id) => data.charts.find((chart) => chart.id === id));
-  const series = k3.series.flatMap((own) => {
-    const other = reward.series.find((s) => s.arm === own.arm);
-    if (!other) return [];
-    const points = own.steps.flatMap((step, i) => {
-      const j = other.steps.indexOf(step);
-      return j < 0 ? [] : [[step, own.mean[i], other.mean[j]]];
-    });
-    return [{ arm: own.arm, points: points.slice(Math.min(data.smoothing, points.length) - 1) }];
-  });
-  return { id: "reward_vs_k3", title: "Reward against K3", unit: reward.unit, xUnit: k3.unit, kind: "path", series };
-}
-const charts = [...data.charts, crossed()];
+const unit = (id) => data.charts.find((chart) => chart.id === id).unit;
+const charts = [
+  ...data.charts,
+  { id: "reward_vs_k3", title: "Reward against K3", unit: unit("reward"), xUnit: unit("k3_kl"), kind: "path", series: data.paths },
+];
 
 function draw(chart) {
   const host = document.getElementById(`chart-${chart.id}`);
