@@ -3,8 +3,6 @@
 Needs no other stage, so that it never starts one: what is there is audited as it is. No GPU.
 """
 
-import json
-
 
 rule audit:
     log:
@@ -13,8 +11,8 @@ rule audit:
         "../../environment.yml"
     threads: 1
     params:
+        settings=json.dumps({arm: json.loads(text) for arm, text in TRAINING.items()}),
         folder=f"results/{SETTINGS.experiment}",
-        settings=lambda _: json.dumps({arm: json.loads(stage_json(resolved(arm), "train")) for arm in ARMS}),
     shell:
         """
         exec python workflow/scripts/audit.py {params.folder:q} \

@@ -1,5 +1,6 @@
 """The settings of each stage, and the names that the configuration gives to arms and seeds."""
 
+import json
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ def prepend(variable, folder):
 SETTINGS = resolved()
 ARMS = list(SETTINGS.arms)
 SEEDS = SETTINGS.run.seeds
+TRAINING = {arm: stage_json(resolved(arm), "train") for arm in ARMS}
 GPU = int(SETTINGS.runtime.device == "cuda")
 # Set SC_INT8_CONFIG, or the setting itself, to validate and use a W8A8 model instead of building one.
 W8A8_CONFIG = SETTINGS.actor_rollout_ref.rollout.quantization_config_file or "<results>/model/w8a8/config.json"

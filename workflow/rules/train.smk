@@ -20,7 +20,7 @@ rule settings:
         "../../environment.yml"
     threads: 1
     params:
-        settings=lambda wildcards: stage_json(resolved(wildcards.arm), "train"),
+        settings=lambda wildcards: TRAINING[wildcards.arm],
     shell:
         """
         printf '%s\\n' {params.settings:q} >{output.settings:q} 2>{log:q}
@@ -58,7 +58,10 @@ for arm in ARMS:
             folder=subpath(output.run, parent=True),
         shell:
             """
-            [ -t 2 ] || exec &> >(trap '' INT TERM USR1 USR2; exec tee -p {log:q} >&2)
+            [ -t 2 ] || exec &> >(
+                trap '' INT TERM USR1 USR2
+                exec tee -p {log:q} >&2
+            )
             exec python workflow/scripts/train.py \
                 --baseline {params.arm:q} \
                 --seed {wildcards.seed:q} \
