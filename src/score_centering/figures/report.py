@@ -372,6 +372,8 @@ def _mark(value: float | None, limit: Mapping[str, float]) -> str:
 
 def _limit(limit: Mapping[str, float]) -> str:
     if {"min", "max"} <= limit.keys():
+        if limit["min"] == limit["max"]:
+            return f"= {_number(limit['min'])}"
         return f"{_number(limit['min'])} to {_number(limit['max'])}"
     return " ".join(f"{'≥' if kind == 'min' else '≤'} {_number(value)}" for kind, value in limit.items())
 

@@ -143,7 +143,7 @@ function draw(chart) {
       const back = s.steps.map((step, i) => [px(step), py(s.low[i])]).reverse();
       element("path", { d: path([...s.steps.map((step, i) => [px(step), py(s.high[i])]), ...back]) + "Z", style: `fill:var(--arm-${s.arm});opacity:.15` }, svg);
     }
-    if (!isPath && chart.kind !== "sparse") element("path", { d: path(s.raw[0].map((step, i) => [px(step), py(s.raw[1][i])])), fill: "none", style: stroke, "stroke-width": 1, opacity: 0.28 }, svg);
+    if (!isPath && chart.kind !== "sparse") element("path", { d: path(s.raw[0].map((step, i) => [px(step), py(s.raw[1][i])])), fill: "none", style: stroke, "stroke-width": 1, opacity: 0.18 }, svg);
     element("path", { class: "curve", "data-arm": s.arm, d: path(points), fill: "none", style: stroke, "stroke-width": 2, "stroke-linejoin": "round", "stroke-dasharray": isPath ? "none" : arm.dashes.map((d) => d * 1.5).join(" ") || "none" }, svg);
     const circle = (point, fill, r = 3.5) => element("circle", { cx: point[0], cy: point[1], r, style: `fill:${fill};${stroke}`, "stroke-width": 1.5 }, svg);
     if (chart.kind === "sparse") points.forEach((point) => circle(point, `var(--arm-${s.arm})`, 2.5));
