@@ -6,7 +6,6 @@ By hand:  python workflow/scripts/figures.py run.arms=[sc,grpo]
 import argparse
 from pathlib import Path
 
-from score_centering.figures.arms import in_order
 from score_centering.figures.canvas import drawing, save
 from score_centering.figures.experiment import read_experiment
 from score_centering.figures.plots import FIGURES
@@ -25,7 +24,7 @@ def main() -> None:
     folder = arguments.experiment_dir or Path("results") / stage.experiment
     output = arguments.output_dir or folder
 
-    experiment = read_experiment(folder, in_order(stage.arms), stage.seeds, stage.figures.smoothing_steps)
+    experiment = read_experiment(folder, stage.arms, stage.seeds, stage.figures.smoothing_steps)
     with drawing():
         for name, draw in FIGURES.items():
             for path in save(draw(experiment), output / "figures" / name):

@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-from score_centering.figures.arms import in_order
 from score_centering.figures.experiment import read_experiment
 from score_centering.figures.report import render
 from score_centering.settings import cli, run_main
@@ -18,9 +17,9 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, FiguresStage)
     folder = arguments.experiment_dir or Path("results") / stage.experiment
-    experiment = read_experiment(folder, in_order(stage.arms), stage.seeds, stage.figures.smoothing_steps)
+    experiment = read_experiment(folder, stage.arms, stage.seeds, stage.figures.smoothing_steps)
     output = arguments.output or folder / "report.html"
-    output.write_text(render(experiment, stage.arms, folder), encoding="utf-8")
+    output.write_text(render(experiment, stage.descriptions, folder), encoding="utf-8")
     print(output)
 
 

@@ -122,16 +122,18 @@ class TrainStage(Stage):
 class FiguresStage(Stage):
     experiment: str
     figures: Figures
-    arms: dict[str, str]
+    arms: list[str]
     seeds: list[int]
+    descriptions: dict[str, str]
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         return cls(
             experiment=settings.experiment,
             figures=settings.figures,
-            arms={arm: settings.arms[arm].description for arm in settings.run.arms},
+            arms=settings.run.arms,
             seeds=settings.run.seeds,
+            descriptions={arm: settings.arms[arm].description for arm in settings.run.arms},
         )
 
 
