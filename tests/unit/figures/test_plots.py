@@ -133,8 +133,9 @@ def test_numerals():
 def options(experiment: Path, output: Path, arms=tuple(KNOWN)) -> list[str]:
     settings = {
         "experiment": "tiny",
-        "arms": dict.fromkeys(arms, "what it does"),
+        "arms": list(arms),
         "seeds": [0],
+        "descriptions": dict.fromkeys(arms, "what it does"),
         "figures": {"smoothing_steps": 10},
     }
     return ["--experiment-dir", str(experiment), "--output-dir", str(output), "--settings", json.dumps(settings)]

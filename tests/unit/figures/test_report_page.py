@@ -108,7 +108,8 @@ def test_flatten():
 
 
 def test_the_program_needs_no_torch(tiny, tmp_path):
-    settings = {"experiment": "tiny", "arms": {"sc": "x"}, "seeds": [0], "figures": {"smoothing_steps": 5}}
+    settings = {"experiment": "tiny", "arms": ["sc"], "seeds": [0], "descriptions": {"sc": "x"}}
+    settings["figures"] = {"smoothing_steps": 5}
     start = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
     command = [sys.executable, "-W", "error", "-c", start, "--experiment-dir", str(tiny)]
     command += ["--output", str(tmp_path / "report.html"), "--settings", json.dumps(settings)]
