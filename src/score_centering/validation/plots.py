@@ -44,6 +44,8 @@ def draw(validation: Mapping[str, Any], stem: Path) -> list[Path]:
     """Write `stem`.png, .svg and .pdf for the content of a validation.json."""
     with matplotlib.style.context(["default", STYLE]):
         figure = page(validation)
+        figure.draw_without_rendering()  # lay it out once, not for every file
+        figure.set_layout_engine("none")
         paths = [stem.with_name(f"{stem.name}.{extension}") for extension in NO_METADATA]
         for path, metadata in zip(paths, NO_METADATA.values(), strict=True):
             figure.savefig(path, metadata=metadata)

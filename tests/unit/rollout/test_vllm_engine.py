@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from score_centering.precision import listed_linears, requantise
 from score_centering.rollout import LocalEngine, Sampling, validate_all
@@ -122,19 +123,32 @@ def test_generating_before_the_first_sync_is_refused(tmp_path):
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM's CPU build is not installed")
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """A tiny Qwen3.5 in BF16 and in W8A8: folder and weights of each."""
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+def tiny_llama() -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
+        )
+    )  # fmt: skip
 
-    torch.manual_seed(0)
-    model = Qwen3_5ForCausalLM(
+
+def tiny_qwen() -> Qwen3_5ForCausalLM:
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("vLLM's Qwen3.5 module imports torchvision, whose CPU build is not on PyPI")
+    return Qwen3_5ForCausalLM(
         Qwen3_5TextConfig(
             vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
             num_key_value_heads=2, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4,
             linear_key_head_dim=32, linear_value_head_dim=32, max_position_embeddings=256, tie_word_embeddings=True,
         )
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[tiny_llama, tiny_qwen], ids=["llama", "qwen3_5"])
+def checkpoints(request, tmp_path_factory):
+    """A tiny model in BF16 and in W8A8: folder, weights and transformers config of each."""
+    torch.manual_seed(0)
+    model = request.param()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
@@ -142,7 +156,7 @@ def checkpoints(tmp_path_factory):
     model = model.to(torch.bfloat16)
     bf16, w8a8 = tmp_path_factory.mktemp("bf16"), tmp_path_factory.mktemp("w8a8")
     model.config.save_pretrained(bf16)
-    content = json.loads((bf16 / "config.json").read_text()) | {"architectures": ["Qwen3_5ForCausalLM"]}
+    content = json.loads((bf16 / "config.json").read_text()) | {"architectures": [type(model).__name__]}
     (bf16 / "config.json").write_text(json.dumps(content))
     (w8a8 / "config.json").write_text(json.dumps(content | {"quantization_config": W8A8}))
     weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
