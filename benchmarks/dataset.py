@@ -1,7 +1,8 @@
 """Preparing 300,000 rows of INTELLECT-style data (30,000 with --quick): time, memory, and what the answer check costs.
 
 Runs the stage's program on a generated parquet file, once with the file's rows in order and once shuffled, and compares
-the outputs. Processor seconds count all processes: on two free cores the clock shows less. Then checks a sample of gold answers with the recogniser of plain math and with the parser alone.
+the outputs. Processor seconds count all processes: on two free cores the clock shows less. Then checks a sample of gold
+answers with the recogniser of plain math and with the parser alone.
 """
 
 import json
@@ -22,6 +23,7 @@ from reward import SHARES, answer
 from score_centering.reward import Scorer, scorer
 
 PROGRAM = Path(__file__).parents[1] / "workflow/scripts/dataset.py"
+START_ROWS = 1000  # their preparation is nearly all start-up, which does not grow with the rows
 WORDS = ("sum", "of", "all", "positive", "integers", "such", "that", "triangle", "has", "side", "find", "how", "many")
 
 
@@ -87,7 +89,8 @@ def main() -> None:
         base = Path(folder)
         seconds, cpu, peaks, outputs = [], [], [], []
         for run in range(2):
-            file = base / f"rows-{run}.parquet"
+            file = base / f"in-{run}" / "rows.parquet"
+            file.parent.mkdir()
             pq.write_table(pa.Table.from_pylist(made), file)
             taken, cpu_taken, peak = prepare(file, base / str(run))
             seconds.append(taken)
@@ -96,7 +99,10 @@ def main() -> None:
             outputs.append([(base / str(run) / name).read_bytes() for name in ("train.parquet", "test.parquet")])
             random.Random(run).shuffle(made)
         figures["output_bytes"] = sum(map(len, outputs[0]))
-    figures["seconds"], figures["cpu_seconds"] = min(seconds), min(cpu)
+        pq.write_table(pa.Table.from_pylist(made[:START_ROWS]), file)
+        _, start_cpu, _ = prepare(file, base / "start")
+    figures["seconds"], figures["cpu_seconds"], figures["cpu_seconds_of_1000_rows"] = min(seconds), min(cpu), start_cpu
+    full_cpu = start_cpu + (min(cpu) - start_cpu) * (300_000 - START_ROWS) / (count - START_ROWS)
     sample = sorted({json.loads(row["verification_info"])["ground_truth"] or "1" for row in made[:3000]})
     figures["gold_checks_per_s"] = check_rate(sample)
     recogniser, scorer.is_plain_math = scorer.is_plain_math, lambda text: False
@@ -105,7 +111,7 @@ def main() -> None:
     ratio = figures["gold_checks_per_s"] / figures["gold_checks_per_s_parser_alone"]
     goals = {
         "peak_bytes": (float(max(peaks)), 2e9),
-        "cpu_seconds_for_300000_rows": (min(cpu) * 300_000 / count, 60.0),
+        "cpu_seconds_for_300000_rows": (full_cpu, 60.0),
         "gold_check_speed_up_of_the_recogniser": (ratio, 3.0, "at least"),
         "shuffled_rows_change_the_files": (float(outputs[0] != outputs[1]), 0.0),
     }
