@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from score_centering.precision import int4_kv
+from score_centering.rollout import candidates
 from score_centering.rollout.local import forward
 from score_centering.rollout.local import sampling as choose
 
@@ -47,6 +48,14 @@ def test_head_is_top_k(vocab, count):
     values, ids = choose.head(logprobs, count)
     torch.testing.assert_close(values, torch.topk(logprobs, count).values, rtol=0, atol=0)
     torch.testing.assert_close(logprobs.gather(1, ids), values, rtol=0, atol=0)
+
+
+def test_the_grid_is_the_same_for_tensors():
+    logprobs = -torch.rand(2000, generator=torch.Generator().manual_seed(0)) * 70
+    logprobs[:3] = torch.tensor([0.0, -torch.inf, -1 / 2048])
+    rounded = choose.round_to_grid(logprobs).numpy()
+    np.testing.assert_array_equal(rounded, candidates.round_logprobs(logprobs.numpy()))
+    assert not np.signbit(rounded[0])
 
 
 def test_head_breaks_ties_by_id():

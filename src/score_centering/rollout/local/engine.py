@@ -13,7 +13,6 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from score_centering.precision import listed_linears
 from score_centering.precision.int4_kv import check_head_size
-from score_centering.rollout.candidates import round_logprobs
 from score_centering.rollout.engine import Sampling
 from score_centering.rollout.local import sampling as choose
 from score_centering.rollout.local.architecture import parameter_model, read_architecture, rotary_table
@@ -309,14 +308,14 @@ class LocalEngine:
     def _collect(self, records: Records, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling) -> list[Rollout]:
         """Fetches the records of all rollouts, once, and cuts them to their lengths."""
         total = len(prompts) * n
-        lengths, tokens, logprobs, ids, values = (
-            tensor[:total].cpu().numpy()
+        lengths, tokens, logprobs, ids, head = (
+            tensor[:total].to("cpu", copy=True).numpy()
             for tensor in (
                 records.lengths,
                 records.tokens,
                 records.logprobs,
                 records.candidate_ids,
-                records.candidate_logprobs,
+                choose.round_to_grid(records.candidate_logprobs[:total]),
             )
         )
         rollouts = []
@@ -334,10 +333,10 @@ class LocalEngine:
                     prompt_index=i,
                     sample_index=j,
                     prompt_ids=np.asarray(prompts[i], dtype=np.int32),
-                    token_ids=tokens[index, :length].copy(),
-                    logprobs=logprobs[index, :length].copy(),
-                    candidate_ids=ids[index, :length].copy() if records.candidates else None,
-                    candidate_logprobs=round_logprobs(values[index, :length]) if records.candidates else None,
+                    token_ids=tokens[index, :length],
+                    logprobs=logprobs[index, :length],
+                    candidate_ids=ids[index, :length] if records.candidates else None,
+                    candidate_logprobs=head[index, :length] if records.candidates else None,
                     finish_reason="stop" if tokens[index, length - 1] in sampling.stop_token_ids else "length",
                 )
             )

@@ -108,8 +108,7 @@ def attend(new: Tensor, heads: int, kv: Tensor, step: Step) -> Tensor:
     kv[step.rows[:, None], :, step.positions] = write.transpose(1, 2)
     query = query.reshape(query.shape[0], kv.shape[1] // 2, -1, size)  # (B, Hkv, G·C, D)
     if packed:
-        out = _attend_packed(int4_kv.rotate(query), kv, size**-0.5 / size, step.hidden)
-        out = int4_kv.unrotate(out)
+        out = int4_kv.unrotate(_attend_packed(int4_kv.rotate(query), kv, size**-0.5 / size, step))
     else:
         out = _attend_bf16(query, kv, size**-0.5, step.hidden)
     return out.view(out.shape[0], heads, -1, size)
@@ -122,13 +121,17 @@ def _attend_bf16(query: Tensor, kv: Tensor, scale: float, hidden: Tensor) -> Ten
     return (_product(weight.to(torch.bfloat16), value) / total).to(torch.bfloat16)
 
 
-def _attend_packed(query: Tensor, kv: Tensor, scale: float, hidden: Tensor) -> Tensor:
+def _attend_packed(query: Tensor, kv: Tensor, scale: float, step: Step) -> Tensor:
     """The arithmetic of vLLM 0.25.0's `unified_attention_int4` in the rotated space.
 
     The products run on the integer codes, even and odd dims apart; scales and zero points enter scores and sums.
     The packed bytes are read whole, so the scale's bytes take part as four more dims of weight 0.
     query (B, Hkv, G·C, D) bfloat16, rotated; kv (B, 2·Hkv, S, D/2 + 4) uint8 → (B, Hkv, G·C, D) bfloat16, rotated.
     """
+    if query.is_cuda and step.positions.shape[1] == 1:
+        from score_centering.rollout.local import kernels
+
+        return kernels.attend_packed(query, kv, scale, step.positions)
     half = query.shape[-1] // 2
     kv_scale, kv_zero = int4_kv.unpack_scale(kv)
     key_scale, value_scale = kv_scale.unsqueeze(-2).chunk(2, dim=1)  # (B, Hkv, 1, S)
@@ -143,7 +146,7 @@ def _attend_packed(query: Tensor, kv: Tensor, scale: float, hidden: Tensor) -> T
     )  # (2, B, Hkv, G·C, D/2 + 4)
     raw = (streams @ key_codes.transpose(-1, -2)).sum(dim=0)
     scores = (raw - query.sum(dim=-1, keepdim=True) * key_zero) * (key_scale * scale)
-    weight, total = _exponentials(scores, hidden)
+    weight, total = _exponentials(scores, step.hidden)
     weight = weight * value_scale
     sums = (weight @ value_codes)[..., :half] - (weight * value_zero).sum(dim=-1, keepdim=True)
     return (sums / total).movedim(0, -1).flatten(-2).to(torch.bfloat16)

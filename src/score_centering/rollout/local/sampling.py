@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from score_centering.rollout.candidates import MAX_CODE, STEPS_PER_NAT
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _CDF_BLOCK = 256
-_HEAD_BLOCK = 64
+_HEAD_BLOCK = 32
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -59,9 +61,15 @@ def head(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if count * _HEAD_BLOCK * 2 > logprobs.shape[-1]:
         return _largest(logprobs, count)
     blocks = _in_blocks(logprobs, _HEAD_BLOCK, fill=-torch.inf)
-    _, chosen = _largest(blocks.amax(dim=-1), count)
+    _, chosen = _largest(blocks.amax(dim=-1), count, ordered=False)
     values, index = _largest(blocks[_rows(blocks), chosen].flatten(1), count)
     return values, chosen.gather(1, index // _HEAD_BLOCK) * _HEAD_BLOCK + index % _HEAD_BLOCK
+
+
+def round_to_grid(logprobs: Tensor) -> Tensor:
+    """`candidates.round_logprobs` of a tensor, on its device."""
+    codes = (logprobs * -STEPS_PER_NAT).round_().clamp_(0, MAX_CODE)
+    return codes.mul_(-1 / STEPS_PER_NAT).add_(0.0)
 
 
 def _in_blocks(x: Tensor, size: int, fill: float) -> Tensor:
@@ -76,15 +84,16 @@ def _rows(x: Tensor) -> Tensor:
     return torch.arange(x.shape[0], device=x.device)[:, None]
 
 
-def _largest(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _largest(logprobs: Tensor, count: int, ordered: bool = True) -> tuple[Tensor, Tensor]:
     """torch.topk of (B, N); on a CPU by NumPy's vectorised partition of 64-bit keys, ties to the lower index."""
     if logprobs.is_cuda:
-        return torch.topk(logprobs, count, dim=-1)
+        return torch.topk(logprobs, count, dim=-1, sorted=ordered)
     size = logprobs.shape[-1]
     bits = logprobs.abs().numpy().view(np.int32).astype(np.int64)  # of numbers of one sign, bits sort as magnitudes
     keys = (bits << 32) | np.arange(size)
     if count < size:
         keys = np.partition(keys, count - 1, axis=-1)[:, :count]
-    keys.sort(axis=-1)
+    if ordered:
+        keys.sort(axis=-1)
     values = (keys >> 32).astype(np.int32).view(np.float32)
     return torch.from_numpy(values).neg_(), torch.from_numpy(keys & 0xFFFFFFFF)
