@@ -13,7 +13,7 @@ from score_centering.rollout.record import Rollout
 class Sampling:
     """How the next token is chosen: from the full softmax at `temperature` (no top-p, no top-k), or greedily.
 
-    Greedy decoding records the log-probs of the softmax at temperature 1.
+    Log-probs are those of the softmax at `temperature` in both cases.
     """
 
     temperature: float
