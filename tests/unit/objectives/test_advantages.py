@@ -46,11 +46,11 @@ def test_a_small_difference_is_normalised_right():
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(st.floats(-10, 10, width=32), st.integers(1, 9))
-def test_equal_rewards_give_exactly_zero(reward, size):
-    """0.1, 0.3, …: the mean of n equal float32 values differs from them, and dividing that residue gives advantages of
+@given(st.floats(-10, 10), st.integers(1, 9), st.sampled_from([torch.float32, torch.float64]))
+def test_equal_rewards_give_exactly_zero(reward, size, dtype):
+    """0.1, 0.3, …: the mean of n equal values differs from them, and dividing that residue gives advantages of
     thousands."""
-    rewards = torch.full((size,), reward, dtype=torch.float32)
+    rewards = torch.full((size,), reward, dtype=dtype)
     for normalise in ("std", "mean"):
         assert advantages(rewards, torch.zeros(size, dtype=torch.long), normalise).tolist() == [0.0] * size
 
