@@ -183,7 +183,8 @@ def test_vllm_runs_the_w8a8_checkpoint_through_the_same_contract(checkpoints):
     assert again[0].candidate_ids is None
 
     greedy = engine.generate(PROMPTS, 1, Sampling(1.0, 12, True, (2,)), 0, 4)
-    assert all((r.candidate_ids[:, 0] == r.token_ids).all() for r in greedy)
+    # the most probable token, or one that ties with it in BF16
+    assert all(np.abs(r.logprobs - r.candidate_logprobs[:, 0]).max() < 1e-3 for r in greedy)
 
     local = LocalEngine(
         config, quantization="int8", w8a8_config={"quantization_config": W8A8}, kv_cache="auto", max_batch=8,
