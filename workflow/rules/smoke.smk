@@ -48,7 +48,7 @@ rule gate_smoke:
         "../../environment.yml"
     threads: 1
     params:
-        settings=stage_json(SETTINGS, "smoke_gate"),
+        settings=lambda wildcards: stage_json(resolved(wildcards.arm), "smoke_gate"),
     shell:
         """
         exec python workflow/scripts/gate.py smoke \
