@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from score_centering.settings import STAGES, UserError, load_settings, resolve, stage_json
@@ -205,6 +205,7 @@ def paths(node: dict, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     return found
 
 
+@settings(deadline=None)
 @given(st.sampled_from(paths(default())), KEYS)
 def test_any_value_anywhere_is_accepted_or_refused_in_plain_lines(path, value):
     overlay: object = value
