@@ -42,8 +42,11 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
         from score_centering.runs import die_with_parent
 
         die_with_parent(arguments.parent)
+    from score_centering.training.loggers import check
+
     if stage.trainer.name != "local":
         raise UserError(f"trainer.name = {stage.trainer.name!r}: this version has the local trainer only")
+    check(stage.trainer.logger, arguments.smoke)
     results = Path("results") / stage.experiment
     dataset = arguments.dataset_manifest or results / "dataset/manifest.json"
     model = arguments.model_manifest or results / "model/manifest.json"

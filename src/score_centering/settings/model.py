@@ -267,7 +267,9 @@ class Trainer(Block):
     test_freq: int = Field(default=16, description="steps between greedy validations; -1: never")
     val_before_train: bool = Field(default=False, description="validate before the first update, as step 0")
     save_freq: int = Field(default=10, description="steps between checkpoints; -1: never")
-    logger: list[Literal["console"]] = Field(default=["console"], description="where progress is shown")
+    logger: list[Literal["console", "wandb", "trackio"]] = Field(
+        default=["console"], description="where progress is shown; not part of a run's identity"
+    )
     nonfinite: Literal["skip", "stop"] = Field(default="stop", description="what a non-finite gradient does")
     revision: Positive = Field(default=1, description="bump to retrain every arm after a change of the code")
     nnodes: Positive = Field(default=1, description="verl only")

@@ -30,8 +30,8 @@ from score_centering.runs import RunFolder, Stopwatch, peak_rss_bytes
 from score_centering.runs.torch_state import restore_rng_state, rng_state
 from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
+from score_centering.training.loggers import showing
 from score_centering.training.masters import MasterWeights
-from score_centering.training.progress import progress
 from score_centering.training.update import Updater
 
 
@@ -107,7 +107,7 @@ class LocalTrainer:
         last = trainer.total_training_steps
         done = self._resume(run)
         self._sync(done or 0)
-        with progress(self.arm, done or 0, last) as show:
+        with showing(self.stage, self.arm, self.seed, done or 0, run) as show:
             if done is None and trainer.val_before_train and trainer.test_freq > 0:
                 started = datetime.now(UTC), time.monotonic()
                 with self.watch("validation_s"):
