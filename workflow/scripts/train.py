@@ -31,6 +31,10 @@ def main() -> None:
     cli.add_arguments(parser)
     arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, TrainStage, arguments.baseline, arguments.smoke)
+
+    from score_centering.training.arm import arm_objective  # torch, only once the settings are good
+
+    arm_objective(stage, arguments.baseline)
     if arguments.print_config:
         print(yaml.safe_dump(stage.model_dump(mode="json"), sort_keys=False), end="")
         return

@@ -21,7 +21,7 @@ import yaml
 from score_centering.data import Problem
 from score_centering.model.chat import encode_prompt, stop_token_ids
 from score_centering.model.sources import load_folder
-from score_centering.objectives import advantages, build_objective
+from score_centering.objectives import advantages
 from score_centering.precision import requantise
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.reward import Scorer
@@ -30,6 +30,7 @@ from score_centering.runs import RunFolder, Stopwatch, peak_rss_bytes
 from score_centering.runs.torch_state import restore_rng_state, rng_state
 from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
+from score_centering.training.arm import arm_objective
 from score_centering.training.loggers import showing
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
@@ -78,27 +79,15 @@ class LocalTrainer:
         _check_candidates(stage, self.model.config.vocab_size)
         self.train_prompts = self._encode(inputs.train, "training")
         self.validation_prompts = self._encode(inputs.validation[: stage.data.val_batch_size], "validation")
-        actor, centering = stage.actor_rollout_ref.actor, stage.score_centering
+        actor = stage.actor_rollout_ref.actor
         self.masters = MasterWeights(self.model, actor.optim)
-        try:
-            objective = build_objective(
-                arm,
-                policy_loss=actor.policy_loss,
-                centering=centering.centering,
-                is_mode=centering.is_mode,
-                tis_max=centering.tis_max,
-                mis_min=centering.mis_min,
-                mis_max=centering.mis_max,
-                clip_ratio_low=actor.clip_ratio_low,
-                clip_ratio_high=actor.clip_ratio_high,
-                loss_agg_mode=actor.loss_agg_mode,
-            )
-        except ValueError as error:
-            raise UserError(str(error)) from None
         rollout = stage.actor_rollout_ref.rollout
-        self.updater = Updater(self.model, self.masters, objective, actor, rollout.temperature, stage.trainer.nonfinite)
+        self.updater = Updater(
+            self.model, self.masters, arm_objective(stage, arm), actor, rollout.temperature, stage.trainer.nonfinite
+        )
         self.engine = _engine(stage, self.model.config, _w8a8_config(stage, inputs.w8a8_config))
         self.watch = Stopwatch()
+        centering = stage.score_centering
         self.top_logprobs = centering.top_logprobs_num if centering.enabled else 0
 
     def run(self, run: RunFolder, scorer: Scorer) -> None:
@@ -226,7 +215,7 @@ class LocalTrainer:
     def _checkpoint(self, run: RunFolder, step: int) -> None:
         with self.watch("checkpoint_s"):
             tensors, scalars = rng_state()
-        run.save_checkpoint(step, self.masters.tensors() | tensors, scalars)
+            run.save_checkpoint(step, self.masters.tensors() | tensors, scalars)
 
 
 def _engine(stage: TrainStage, model_config: Any, w8a8_config: dict | None) -> LocalEngine:
