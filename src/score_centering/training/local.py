@@ -82,9 +82,8 @@ class LocalTrainer:
         actor = stage.actor_rollout_ref.actor
         self.masters = MasterWeights(self.model, actor.optim)
         rollout = stage.actor_rollout_ref.rollout
-        self.updater = Updater(
-            self.model, self.masters, arm_objective(stage, arm), actor, rollout.temperature, stage.trainer.nonfinite
-        )
+        objective = arm_objective(stage, arm)
+        self.updater = Updater(self.model, self.masters, objective, actor, rollout.temperature, stage.trainer.nonfinite)
         self.engine = _engine(stage, self.model.config, _w8a8_config(stage, inputs.w8a8_config))
         self.watch = Stopwatch()
         centering = stage.score_centering
