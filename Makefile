@@ -42,13 +42,13 @@ test-environment: $(TEST_STAMP)
 $(CPU_STAMP):
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or later is needed; name one with make PYTHON=…")'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile $(PIP_ARGS) -r $(CPU_LOCK)
-	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile $(PIP_ARGS) --no-deps -e .
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -r $(CPU_LOCK)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -e .
 	touch $@
 
 # Without dependencies: the lock is complete, and nothing that `make all` installed may change.
 $(TEST_STAMP): $(CPU_STAMP)
-	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile $(PIP_ARGS) --no-deps -r $(TEST_LOCK)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -r $(TEST_LOCK)
 	touch $@
 
 # Both sets are resolved together, so that the tests' packages never ask for another version of a default one. The CUDA
