@@ -4,6 +4,7 @@ import json
 import random
 import re
 import struct
+import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, distribution
@@ -159,24 +160,34 @@ def test_wandb_offline(monkeypatch, tmp_path):
 
 
 def wandb_records(path) -> tuple:
-    """The run and history rows of an offline file: protobuf records in LevelDB's log format, blocks of 32 KiB."""
+    """The run and history rows of an offline file, once W&B's own process has written its last record, `exit`."""
+    records, deadline = [], time.monotonic() + 60
+    while not any(record.HasField("exit") for record in records):
+        records = parsed(path.read_bytes())
+        assert time.monotonic() < deadline, f"{path}: W&B did not finish it"
+        time.sleep(0.05)
+    (run,) = (record.run for record in records if record.HasField("run"))
+    histories = [record.history.item for record in records if record.HasField("history")]
+    rows = [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in one} for one in histories]
+    return run, rows
+
+
+def parsed(data: bytes) -> list:
+    """Whole protobuf records of a file in LevelDB's log format: blocks of 32 KiB, pieces with a header of 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, offset, payload, run, rows = path.read_bytes(), 7, b"", None, []
-    while offset < len(data):
+    records, offset, payload = [], 7, b""
+    while offset + 7 <= len(data):
         if (left := 32768 - offset % 32768) < 7:
             offset += left
             continue
         _, size, kind = struct.unpack_from("<IHB", data, offset)
         payload += data[offset + 7 : offset + 7 + size]
         offset += 7 + size
-        if kind in (1, 4):  # a whole record, or the last piece of one
-            record, payload = Record.FromString(payload), b""
-            run = record.run if record.HasField("run") else run
-            if record.HasField("history"):
-                items = record.history.item
-                rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
-    return run, rows
+        if kind in (1, 4) and offset <= len(data):  # a whole record, or the last piece of one
+            records.append(Record.FromString(payload))
+            payload = b""
+    return records
 
 
 def test_wandb_without_an_account_is_one_line(monkeypatch, tmp_path):
