@@ -1,0 +1,32 @@
+"""Commands of the documentation that only plan or report; see tests/unit/project/test_docs_commands.py."""
+
+import zipfile
+
+import pytest
+
+pytestmark = pytest.mark.dag
+
+B200 = ["--configfile", "config/b200.yaml"]
+
+
+def test_an_arm_that_run_arms_does_not_name_is_trained_by_name(fresh):
+    assert fresh.jobs("sc_icepop")["train_sc_icepop"] == 1
+
+
+def test_stages_of_full_scale_by_their_files(fresh):
+    jobs = fresh.jobs("results/b200/precision/gate.json", *B200)
+    assert jobs == {"dataset": 1, "model": 1, "w8a8": 1, "validate": 1, "gate_precision": 1}
+
+
+def test_the_slurm_profile_plans_without_its_plugin(fresh):
+    profile = ["-e", "dryrun", "--workflow-profile", "workflow/profiles/slurm"]
+    assert fresh.jobs("all", *profile, *B200) == fresh.jobs("all", *B200)
+
+
+def test_snakemake_report_has_every_figure(finished):
+    result = finished.snakemake("--report", "report.zip")
+    assert result.returncode == 0, result.stdout
+    with zipfile.ZipFile(finished.folder / "report.zip") as report:
+        names = report.namelist()
+    assert any(name.endswith("report.html") for name in names)
+    assert any(name.endswith(".svg") or name.endswith(".png") for name in names)

@@ -1,0 +1,153 @@
+"""Every command that the documentation shows, and what runs it: a test named here, or a reason why none does."""
+
+import ast
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("config/*.md"), *ROOT.glob("results/*.md"), *ROOT.glob("docs/**/*.md")])
+PROGRAM = r"(?:[A-Z_]+=\S+ )*(?:snakemake|python|make|pytest|pip) "
+SHOWN = re.compile(rf"^(?:    )?({PROGRAM}.*)$|`({PROGRAM}[^`]+)`", re.MULTILINE)
+
+HERE = "tests/unit/project/test_docs_commands.py::test_settings_are_printed"
+REFUSED = "tests/unit/project/test_docs_commands.py::test_the_verl_trainer_is_refused_in_one_line"
+PIPELINE = "tests/workflow/test_pipeline.py::"
+PLANS = "tests/dag/test_graphs.py::test_target_plans_its_golden_graph"
+STAGES = "tests/dag/test_documented_commands.py::test_stages_of_full_scale_by_their_files"
+KILLED = "tests/workflow/test_resume.py::test_a_killed_experiment_ends_in_the_bytes_of_an_undisturbed_one"
+GPU = "needs a GPU"
+LONG = "long"  # with the options shown it takes minutes
+SUITE = "the tests themselves"
+
+RUN_BY = {
+    "make all": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
+    "make test": SUITE,
+    'make all PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"': LONG,
+    "make schema": "tests/unit/settings/test_settings.py::test_schema_file_is_current",
+    "snakemake --cores 1 all": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
+    "snakemake -n all": PLANS,
+    "snakemake --cores 1 sc_tis": PLANS,
+    "snakemake --cores 1 sc_icepop": (
+        "tests/dag/test_documented_commands.py::test_an_arm_that_run_arms_does_not_name_is_trained_by_name"
+    ),
+    "snakemake --cores 1 all -R train_sc_tis": (
+        "tests/dag/test_reruns.py::test_forcing_one_arm_trains_it_and_redraws_nothing_else"
+    ),
+    "snakemake --cores 1 figures": PIPELINE + "test_figures_drawn_again_are_the_same_bytes",
+    "snakemake --cores 1 audit": PIPELINE + "test_audit_finds_no_fault",
+    "snakemake --cores 1 all --configfile config/smol.yaml": GPU,
+    "snakemake --cores 1 all --config 'run={seeds: [0, 1, 2]}'": (
+        "tests/dag/test_reruns.py::test_a_changed_setting_reruns_what_depends_on_it"
+    ),
+    "snakemake --unlock": KILLED,
+    "snakemake --report": "tests/dag/test_documented_commands.py::test_snakemake_report_has_every_figure",
+    "snakemake --report report.zip": "tests/dag/test_documented_commands.py::test_snakemake_report_has_every_figure",
+    "snakemake -n all --configfile config/b200.yaml": PLANS,
+    "snakemake --cores 1 results/b200/dataset/manifest.json --configfile config/b200.yaml": STAGES,
+    "snakemake --cores 1 results/b200/model/manifest.json --configfile config/b200.yaml": STAGES,
+    "snakemake --cores 1 results/b200/model/w8a8/config.json --configfile config/b200.yaml": STAGES,
+    "snakemake --cores 1 results/b200/precision/gate.json --configfile config/b200.yaml": GPU,
+    "snakemake --cores 1 sc_tis --configfile config/b200.yaml": REFUSED,
+    "snakemake --cores 1 all --configfile config/b200.yaml": REFUSED,
+    "snakemake -n all -e dryrun --workflow-profile workflow/profiles/slurm --configfile config/b200.yaml": (
+        "tests/dag/test_documented_commands.py::test_the_slurm_profile_plans_without_its_plugin"
+    ),
+    "python workflow/scripts/train.py --baseline sc --smoke --print-config trainer.total_training_steps=5": HERE,
+    "python workflow/scripts/train.py --baseline sc --print-config trainer.total_training_steps=20 "
+    "--configfile config/smol.yaml": HERE,
+    "python workflow/scripts/train.py --baseline sc --print-config --configfile config/b200.yaml": HERE,
+    "python workflow/scripts/train.py --baseline sc_icepop --smoke --print-config": HERE,
+    "python workflow/scripts/train.py --baseline sc runtime.device=cuda runtime.threads=8 "
+    "trainer.total_training_steps=30 trainer.test_freq=10 trainer.save_freq=10": GPU,
+    "python workflow/scripts/watch.py results/tiny": "tests/unit/figures/test_watch.py::test_program",
+    "python workflow/scripts/compare.py results/tiny results/other": "tests/unit/figures/test_compare.py::test_program",
+    "python workflow/scripts/dataset.py --output-dir out --val-size 500 --seed 42 --configfile config/b200.yaml": (
+        "tests/unit/data/test_dataset_hub.py::test_the_program_prepares_a_hub_dataset_through_HF_ENDPOINT"
+    ),
+    "python workflow/scripts/validate.py": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
+    "pytest tests/unit/runs": SUITE,
+    "pytest tests/workflow/test_resume.py": SUITE,
+    "python benchmarks/dataset.py": LONG,
+    "python benchmarks/reward.py": LONG,
+    "python benchmarks/engine.py": LONG,
+    "python benchmarks/killstorm.py": LONG,
+    "python benchmarks/objective.py": LONG,
+    "python benchmarks/requantise.py --device cuda": GPU,
+}
+
+
+def shown(page: Path) -> list[str]:
+    """Commands of blocks and of inline code, without comments, options in brackets and PYTHONPATH."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = [(match[1] or match[2]).partition("  #")[0].strip() for match in SHOWN.finditer(text)]
+    return [re.sub(r" \[.*\]$|^PYTHONPATH=src ", "", " ".join(command.split())) for command in commands]
+
+
+COMMANDS = {command: page for page in PAGES for command in shown(page)}
+
+
+def test_every_command_is_run_by_a_test_or_says_why_not():
+    assert {command for command in COMMANDS if command not in RUN_BY} == set()
+
+
+def test_no_command_is_listed_that_is_not_shown():
+    assert {command for command in RUN_BY if command not in COMMANDS} == set()
+
+
+@pytest.mark.parametrize("where", sorted({run_by for run_by in RUN_BY.values() if "::" in run_by}))
+def test_the_named_tests_exist(where):
+    path, _, name = where.partition("::")
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("command", [command for command, run_by in RUN_BY.items() if run_by == GPU])
+def test_a_page_says_so_where_a_gpu_is_needed(command):
+    assert re.search(r"GPU|H200", COMMANDS[command].read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "path", sorted({word for c in RUN_BY for word in shlex.split(c) if word.endswith((".py", ".yaml"))})
+)
+def test_files_of_the_commands_exist(path):
+    assert (ROOT / path).is_file()
+
+
+def run_here(command: str, monkeypatch) -> int:
+    """Run a `python PROGRAM …` command in this process; its exit code."""
+    monkeypatch.chdir(ROOT)
+    arguments = shlex.split(command)[1:]
+    monkeypatch.setattr("sys.argv", arguments)
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("command", [command for command, run_by in RUN_BY.items() if run_by == HERE])
+def test_settings_are_printed(command, monkeypatch, capsys):
+    assert run_here(command, monkeypatch) == 0
+    assert capsys.readouterr().out.startswith("experiment: ")
+
+
+def test_the_verl_trainer_is_refused_in_one_line(monkeypatch, capsys):
+    command = "python workflow/scripts/train.py --baseline sc_tis --smoke --configfile config/b200.yaml"
+    assert run_here(command, monkeypatch) == 2
+    assert capsys.readouterr().err == "error: trainer.name = 'verl': this version has the local trainer only\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#:\s]+)\)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_every_measurement_is_in_the_index():
+    index = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
+    folders = [path.name for path in (ROOT / "docs/results").iterdir() if path.is_dir()]
+    assert [name for name in folders if name not in index] == []
