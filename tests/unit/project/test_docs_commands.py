@@ -26,6 +26,7 @@ SUITE = "the tests themselves"
 RUN_BY = {
     "make all": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
     "make test": SUITE,
+    "make test-vllm": SUITE,
     'make all PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"': LONG,
     "make schema": "tests/unit/settings/test_settings.py::test_schema_file_is_current",
     "snakemake --cores 1 all": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
