@@ -52,10 +52,23 @@ def digests(folder: Path) -> dict[str, str]:
 
 @pytest.mark.timeout(900)
 def test_all_trains_every_arm_and_draws_every_figure(project):
-    for arm in ARMS:
-        metrics = read_metrics(project / f"results/test/runs/{arm}/seed0/metrics.parquet")
-        assert metrics.num_rows == 4
-    assert len(digests(project)) >= 12
+    runs = {arm: read_metrics(project / f"results/test/runs/{arm}/seed0/metrics.parquet").to_pydict() for arm in ARMS}
+    for arm, metrics in runs.items():
+        updates = [row for row, step in enumerate(metrics["step"]) if step > 0]
+        assert [metrics["step"][row] for row in updates] == [1, 2, 3, 4]
+        for row in updates:
+            assert 0 <= metrics["reward_mean"][row] <= 1
+            assert metrics["grad_norm"][row] >= 0 and metrics["generated_tokens"][row] > 0
+            assert (metrics["head_mass_sampler"][row] is not None) == arm.startswith("sc")
+            assert metrics["clip_share"][row] == (0 if arm in ("grpo", "grpo_bf16") else None)
+    # The same weights and seeds at step 1: only the rollouts' precision differs.
+    first = {arm: metrics["k3_kl"][metrics["step"].index(1)] for arm, metrics in runs.items()}
+    assert 0 <= first["grpo_bf16"] < first["grpo"] < 0.1
+    drawn = {file.removesuffix(".png") for file in digests(project) if file.endswith(".png")}
+    assert drawn == {
+        "reward", "k3_kl", "reward_vs_k3", "validation_reward", "response_length", "head_mass", "timing",
+    }  # fmt: skip
+    assert len(digests(project)) == 3 * len(drawn) + 3
 
 
 def test_second_run_finds_nothing_to_do(project):

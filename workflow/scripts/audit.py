@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("experiment", type=Path, help="the folder of one experiment, such as results/tiny")
     parser.add_argument("--settings", metavar="JSON", help="each arm's settings of today, as the workflow passes them")
     parser.add_argument(
-        "--configfile", nargs="+", metavar="FILE", default=[], help=f"presets laid over {DEFAULT_CONFIG}"
+        "--configfile", action="append", metavar="FILE", default=[], help=f"preset laid over {DEFAULT_CONFIG}"
     )
     arguments = parser.parse_args()
     if arguments.settings:

@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="seed of the split, instead of dataset.seed")
     parser.add_argument("--workers", type=int, default=2, help="processes that check the answers (default: 2)")
     cli.add_arguments(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     settings = cli.read(arguments, DatasetStage).dataset
     split = {
         "val_size": settings.val_size if arguments.val_size is None else arguments.val_size,

@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--input", type=Path, required=True, metavar="FILE", help="validation.json or a smoke run.json")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="gate.json")
     add_arguments(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     stage, numbers_of = GATES[arguments.gate]
     limits = read(arguments, stage).model_dump()["limits"]
     verdict = judge(numbers_of(read_json(arguments.input)), limits)

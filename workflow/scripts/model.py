@@ -13,7 +13,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, required=True, help="folder of the base weights")
     parser.add_argument("--manifest", type=Path, required=True, help="model manifest to write, beside the folder")
     cli.add_arguments(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, ModelStage)
 
     from score_centering.model.prepare import prepare_model  # torch and transformers, only once the settings are good

@@ -6,7 +6,6 @@ checkpoint and exits with code 75; the same command goes on from there.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import yaml
@@ -54,7 +53,8 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     results = Path("results") / stage.experiment
     dataset = arguments.dataset_manifest or results / "dataset/manifest.json"
     model = arguments.model_manifest or results / "model/manifest.json"
-    w8a8 = arguments.w8a8_config or Path(os.environ.get("SC_INT8_CONFIG") or results / "model/w8a8/config.json")
+    prepared = stage.actor_rollout_ref.rollout.quantization_config_file or results / "model/w8a8/config.json"
+    w8a8 = arguments.w8a8_config or Path(prepared)
     name = f"smoke/{arguments.baseline}" if arguments.smoke else f"runs/{arguments.baseline}/seed{arguments.seed}"
     run_dir = arguments.run_dir or results / name
 
@@ -62,6 +62,7 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     from score_centering.data.manifest import read_table
     from score_centering.model.manifest import verified_folder
     from score_centering.runs import PRODUCTS, make_identity, open_run
+    from score_centering.runs.files import sha256_file
     from score_centering.training.device import device_name, gpu_faults, lease
     from score_centering.training.local import Inputs, train
 
@@ -72,11 +73,13 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
         model_folder=verified_folder(model),
         w8a8_config=w8a8 if needs_w8a8 else None,
     )
+    given = {"train_file": arguments.train_file, "val_file": arguments.val_file}
+    files = {name: sha256_file(path) for name, path in given.items() if path is not None}
     identity = make_identity(
         stage.experiment,
         arguments.baseline,
         arguments.seed,
-        stage.identity(),
+        stage.identity() | files,
         device_name(stage.runtime.device),
         stage.trainer.revision,
         None if arguments.train_file and arguments.val_file else dataset,

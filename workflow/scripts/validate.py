@@ -17,7 +17,7 @@ def main() -> None:
         "--output", type=Path, required=True, metavar="FILE", help="validation.json; its figures are written beside it"
     )
     cli.add_arguments(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, ValidationStage)
 
     from score_centering.validation.plots import draw

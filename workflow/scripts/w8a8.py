@@ -13,7 +13,7 @@ def main() -> None:
     parser.add_argument("--model-manifest", type=Path, required=True, help="model/manifest.json")
     parser.add_argument("--output-dir", type=Path, required=True, help="folder of the checkpoint and its manifest.json")
     cli.add_arguments(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, QuantizationStage)
 
     # llm-compressor would quantise on a GPU with other roundings; the reference bytes are the CPU's.

@@ -350,7 +350,8 @@ def _rerun(experiment: Experiment, descriptions: Mapping[str, str]) -> str:
         for arm, look in styles(experiment.arms).items()
     )
     return (
-        "<p>Each command trains one arm again and redraws the figures and this page, nothing else. By hand, outside "
+        "<p>Each command, with the <code>--configfile</code> that this experiment was run with, if any, trains one arm "
+        "again and redraws the figures and this page, nothing else. By hand, outside "
         "Snakemake: <code>python workflow/scripts/train.py --baseline ARM --seed K</code>.</p>"
         f'<ul class="reruns">{items}</ul>'
     )
@@ -365,7 +366,6 @@ def _passed(gate: Mapping[str, Any], what: str) -> str:
 
 
 def _mark(value: float | None, limit: Mapping[str, float]) -> str:
-    met = value is not None and limit.get("min", -np.inf) <= value <= limit.get("max", np.inf)
     met = value is not None and limit.get("min", -np.inf) <= value <= limit.get("max", np.inf)
     return f'<span class="{"passed" if met else "failed"}">{"✓" if met else "✗"}</span>'
 

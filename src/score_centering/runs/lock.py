@@ -73,17 +73,16 @@ def in_use(path: Path) -> bool:
 
 
 @contextmanager
-def gpu_lease(index: int) -> Iterator[None]:
-    """Hold GPU `index` of this host for the block, against other runs of the same user.
+def gpu_lease(gpu: str) -> Iterator[None]:
+    """Hold the GPU of this host whose UUID is `gpu` for the block, against other runs of the same user.
 
     The lease is a lock in the user's runtime folder (`XDG_RUNTIME_DIR`, else the temporary folder): it must be seen
-    by runs of any results folder, and it vanishes with the machine.
+    by runs of any results folder, and it vanishes with the machine. An index would not do: a batch system numbers the
+    GPUs of each of its jobs from 0.
     """
-    if index < 0:
-        raise UserError(f"GPU index {index}: must be 0 or more")
     folder = runtime_folder()
     make_folder(folder)
-    with hold(folder / f"gpu{index}.lock", f"GPU {index}"):
+    with hold(folder / f"gpu-{gpu}.lock", f"GPU {gpu}"):
         yield
 
 

@@ -17,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--settings", metavar="JSON", help="the stage's settings, as the workflow passes them")
     group.add_argument(
         "--configfile",
-        nargs="+",
+        action="append",
         metavar="FILE",
         default=[],
-        help=f"presets laid over {DEFAULT_CONFIG}, in this order",
+        help=f"preset laid over {DEFAULT_CONFIG}; may be given again, later ones win",
     )
     group.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over everything else")
 

@@ -12,6 +12,7 @@ Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Frequency = Annotated[int, Field(gt=0)] | Literal[-1]
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
@@ -165,15 +166,15 @@ class ScoreCentering(Block):
     centering: bool = Field(default=False, description="subtract the sampler's mean score, estimated from the head")
     is_mode: str = Field(default="none", description="importance weight f: none, tis, mis, or a registered one")
     tis_max: PositiveFloat = Field(default=2.0, description="cap C of truncated importance sampling")
-    mis_min: NonNegativeFloat = Field(default=0.5, description="lower end of the masked band")
-    mis_max: PositiveFloat = Field(default=5.0, description="upper end of the masked band")
+    mis_min: Annotated[float, Field(gt=0, le=1)] = Field(default=0.5, description="lower end of the masked band")
+    mis_max: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        default=5.0, description="upper end of the masked band"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "ScoreCentering":
         if self.centering and not self.enabled:
             raise ValueError("centering needs the candidates: set score_centering.enabled to true")
-        if self.mis_min > self.mis_max:
-            raise ValueError(f"mis_min = {self.mis_min} must not exceed mis_max = {self.mis_max}")
         return self
 
 
@@ -264,11 +265,12 @@ class ActorRolloutRef(Block):
 class Trainer(Block):
     name: Literal["local", "verl"] = Field(description="one process, or verl on Ray")
     total_training_steps: Positive = Field(description="updates")
-    test_freq: int = Field(default=16, description="steps between greedy validations; -1: never")
+    test_freq: Frequency = Field(default=16, description="steps between greedy validations; -1: never")
     val_before_train: bool = Field(default=False, description="validate before the first update, as step 0")
-    save_freq: int = Field(default=10, description="steps between checkpoints; -1: never")
+    save_freq: Frequency = Field(default=10, description="steps between checkpoints; -1: never")
     logger: list[Literal["console", "wandb", "trackio"]] = Field(
-        default=["console"], description="where progress is shown; not part of a run's identity"
+        default=["console"],
+        description="where progress is shown; a run goes on with another one, but the workflow trains a finished arm anew",
     )
     nonfinite: Literal["skip", "stop"] = Field(default="stop", description="what a non-finite gradient does")
     revision: Positive = Field(default=1, description="bump to retrain every arm after a change of the code")

@@ -65,6 +65,7 @@ class ValidationStage(Stage):
     precision: Precision
     prompt: Prompt
     runtime: Runtime
+    engine: str
     top_logprobs_num: int
     temperature: float
     kv_cache_dtype: str
@@ -78,6 +79,7 @@ class ValidationStage(Stage):
             precision=settings.precision.model_copy(update={"limits": {}}),
             prompt=settings.prompt,
             runtime=settings.runtime,
+            engine=rollout.name,
             top_logprobs_num=settings.score_centering.top_logprobs_num,
             temperature=rollout.temperature,
             kv_cache_dtype=rollout.engine_kwargs.vllm.kv_cache_dtype,

@@ -24,17 +24,18 @@ def device_name(device: str) -> str:
 
 
 def lease(device: str) -> AbstractContextManager[None]:
-    """Holds the GPU that `SC_GPU` names (default 0) for the block; nothing to hold on a CPU.
+    """Selects the GPU that `SC_GPU` names (default 0, among those torch sees) and holds it; nothing to do on a CPU.
 
     Raises:
-        UserError: `SC_GPU` is no index, or another run holds that GPU.
+        UserError: `SC_GPU` is no index of a GPU, or another run holds that GPU.
     """
     if device == "cpu":
         return nullcontext()
-    index = os.environ.get("SC_GPU", "0")
-    if not index.isdecimal():
-        raise UserError(f"SC_GPU = {index!r}: must be the index of one GPU")
-    return gpu_lease(int(index))
+    index, count = os.environ.get("SC_GPU", "0"), torch.cuda.device_count()
+    if not index.isdecimal() or int(index) >= count:
+        raise UserError(f"SC_GPU = {index!r}: must be the index of one of the {count} GPUs that torch sees")
+    torch.cuda.set_device(int(index))
+    return gpu_lease(str(torch.cuda.get_device_properties(int(index)).uuid))
 
 
 @contextmanager

@@ -104,7 +104,8 @@ class LocalTrainer:
             for step in range((done or 0) + 1, last + 1):
                 self._step(run, scorer, step, show)
                 stopping = run.stop_requested
-                if trainer.save_freq > 0 and (step % trainer.save_freq == 0 or step == last or stopping):
+                due = trainer.save_freq > 0 and (step % trainer.save_freq == 0 or step == last)
+                if due or (stopping and step < last):
                     self._checkpoint(run, step)
                 if stopping and step < last:
                     run.stop(step)

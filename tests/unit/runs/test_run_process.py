@@ -12,7 +12,6 @@ from score_centering import runs
 from score_centering.runs import gpu_lease, open_run
 from score_centering.runs.lock import in_use
 from score_centering.runs.process import StopFlag
-from score_centering.settings import UserError
 
 
 def wait_until(condition, seconds=20.0):
@@ -146,18 +145,16 @@ def test_a_parent_that_is_already_gone_is_noticed(fork):
 def test_a_gpu_has_one_owner(tmp_path, monkeypatch, fork):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
-    def take(index):
-        with gpu_lease(index):
+    def take(gpu):
+        with gpu_lease(gpu):
             pass
 
-    with gpu_lease(0):
-        ended = fork(lambda: take(0))
+    with gpu_lease("uuid-a"):
+        ended = fork(lambda: take("uuid-a"))
         assert ended.code == 2
-        assert f"GPU 0 is in use by process {os.getpid()} on" in ended.stderr
-        assert fork(lambda: take(1)).code == 0
-    assert fork(lambda: take(0)).code == 0
-    with pytest.raises(UserError, match="GPU index -1"):
-        take(-1)
+        assert f"GPU uuid-a is in use by process {os.getpid()} on" in ended.stderr
+        assert fork(lambda: take("uuid-b")).code == 0
+    assert fork(lambda: take("uuid-a")).code == 0
 
 
 def test_durations_do_not_follow_the_wall_clock(monkeypatch):
