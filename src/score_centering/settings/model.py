@@ -168,7 +168,7 @@ class ScoreCentering(Block):
     tis_max: PositiveFloat = Field(default=2.0, description="cap C of truncated importance sampling")
     mis_min: Annotated[float, Field(gt=0, le=1)] = Field(default=0.5, description="lower end of the masked band")
     mis_max: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
-        default=5.0, description="upper end of the masked band"
+        default=5.0, description="upper end of the band"
     )
 
     @model_validator(mode="after")
@@ -270,7 +270,7 @@ class Trainer(Block):
     save_freq: Frequency = Field(default=10, description="steps between checkpoints; -1: never")
     logger: list[Literal["console", "wandb", "trackio"]] = Field(
         default=["console"],
-        description="where progress is shown; a run goes on with another one, but the workflow trains a finished arm anew",
+        description="where progress is shown; the workflow trains an arm anew after a change",
     )
     nonfinite: Literal["skip", "stop"] = Field(default="stop", description="what a non-finite gradient does")
     revision: Positive = Field(default=1, description="bump to retrain every arm after a change of the code")

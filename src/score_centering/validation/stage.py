@@ -38,9 +38,7 @@ def validate_checkpoint(
     if not w8a8_config.is_file():
         raise UserError(f"{w8a8_config}: no such file")
     if stage.engine != "local":
-        raise UserError(
-            f"actor_rollout_ref.rollout.name = {stage.engine!r}: only the local engine can be validated yet"
-        )
+        raise UserError(f"actor_rollout_ref.rollout.name = {stage.engine!r}: only local can be validated yet")
     torch.set_num_threads(stage.runtime.threads)
     device = stage.runtime.device
     folder = verified_folder(model_manifest)
