@@ -31,8 +31,8 @@ GPU = int(SETTINGS.runtime.device == "cuda")
 W8A8_CONFIG = SETTINGS.actor_rollout_ref.rollout.quantization_config_file or "<results>/model/w8a8/config.json"
 RUNS = expand("<results>/runs/{arm}/seed{seed}/run.json", arm=SETTINGS.run.arms, seed=SEEDS)
 
-# GPU jobs run one at a time unless a profile or --resources says otherwise.
-workflow.global_resources.setdefault("gpu", 1)
+# GPU jobs run one at a time unless SC_RUNS_PER_GPU, a profile or --resources says otherwise.
+workflow.global_resources.setdefault("gpu", int(os.environ.get("SC_RUNS_PER_GPU", "1")))
 
 # Programs run under the interpreter that runs Snakemake, whether or not its environment is activated, and import the
 # package beside them, also in the environment that `--software-deployment-method conda` makes.

@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from score_centering.runs.files import make_folder, write_all, writing
@@ -73,17 +73,29 @@ def in_use(path: Path) -> bool:
 
 
 @contextmanager
-def gpu_lease(gpu: str) -> Iterator[None]:
-    """Hold the GPU of this host whose UUID is `gpu` for the block, against other runs of the same user.
+def gpu_lease(gpu: str, places: int = 1) -> Iterator[None]:
+    """Hold one of the `places` on the GPU of this host whose UUID is `gpu`, against other runs of the same user.
 
     The lease is a lock in the user's runtime folder (`XDG_RUNTIME_DIR`, else the temporary folder): it must be seen
     by runs of any results folder, and it vanishes with the machine. An index would not do: a batch system numbers the
     GPUs of each of its jobs from 0.
+
+    Raises:
+        UserError: every place is taken; the line names the holder of the last.
     """
     folder = runtime_folder()
     make_folder(folder)
-    with hold(folder / f"gpu-{gpu}.lock", f"GPU {gpu}"):
-        yield
+    what = f"GPU {gpu}" if places == 1 else f"GPU {gpu}, shared by {places} runs,"
+    for place in range(places):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(hold(folder / f"gpu-{gpu}-{place}.lock", what))
+            except UserError:
+                if place == places - 1:
+                    raise
+                continue
+            yield
+            return
 
 
 def runtime_folder() -> Path:

@@ -26,16 +26,21 @@ def device_name(device: str) -> str:
 def lease(device: str) -> AbstractContextManager[None]:
     """Selects the GPU that `SC_GPU` names (default 0, among those torch sees) and holds it; nothing to do on a CPU.
 
+    `SC_RUNS_PER_GPU` (default 1) is how many runs may share that GPU.
+
     Raises:
-        UserError: `SC_GPU` is no index of a GPU, or another run holds that GPU.
+        UserError: `SC_GPU` is no index of a GPU, `SC_RUNS_PER_GPU` no positive number, or other runs hold that GPU.
     """
     if device == "cpu":
         return nullcontext()
     index, count = os.environ.get("SC_GPU", "0"), torch.cuda.device_count()
     if not index.isdecimal() or int(index) >= count:
         raise UserError(f"SC_GPU = {index!r}: must be the index of one of the {count} GPUs that torch sees")
+    places = os.environ.get("SC_RUNS_PER_GPU", "1")
+    if not places.isdecimal() or int(places) < 1:
+        raise UserError(f"SC_RUNS_PER_GPU = {places!r}: must be a positive number of runs")
     torch.cuda.set_device(int(index))
-    return gpu_lease(str(torch.cuda.get_device_properties(int(index)).uuid))
+    return gpu_lease(str(torch.cuda.get_device_properties(int(index)).uuid), int(places))
 
 
 @contextmanager

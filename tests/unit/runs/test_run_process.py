@@ -157,6 +157,22 @@ def test_a_gpu_has_one_owner(tmp_path, monkeypatch, fork):
     assert fork(lambda: take("uuid-a")).code == 0
 
 
+def test_a_gpu_is_shared_by_as_many_runs_as_it_has_places(tmp_path, monkeypatch, fork):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    def take():
+        with gpu_lease("uuid", 2):
+            pass
+
+    with gpu_lease("uuid", 2):
+        assert fork(take).code == 0
+        with gpu_lease("uuid", 2):
+            ended = fork(take)
+            assert ended.code == 2
+            assert f"GPU uuid, shared by 2 runs, is in use by process {os.getpid()} on" in ended.stderr
+        assert fork(take).code == 0
+
+
 def test_durations_do_not_follow_the_wall_clock(monkeypatch):
     monkeypatch.setattr(time, "time", iter([100.0, 50.0, 0.0]).__next__)
     watch = runs.Stopwatch()

@@ -36,3 +36,11 @@ def test_a_gpu_that_is_not_there_is_one_line(monkeypatch):
     monkeypatch.setenv("SC_GPU", "first")
     with pytest.raises(UserError, match="SC_GPU = 'first': must be the index"):
         lease("cuda")
+
+
+@pytest.mark.parametrize("places", ["0", "two", "-1"])
+def test_places_on_a_gpu_are_a_positive_number(monkeypatch, places):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("SC_RUNS_PER_GPU", places)
+    with pytest.raises(UserError, match=f"SC_RUNS_PER_GPU = '{places}': must be a positive number of runs"):
+        lease("cuda")
