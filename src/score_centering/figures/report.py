@@ -209,6 +209,9 @@ HEADINGS = {
     "k3_kl_max": "Max K3",
     "k3_kl_final": "Final K3",
     "truncated_share": "Truncated",
+    "truncated_share_final": "Final truncated",
+    "response_length_final": "Final length",
+    "entropy_final": "Final entropy",
     "val_reward_last": "Validation",
 }
 

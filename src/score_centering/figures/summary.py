@@ -1,9 +1,11 @@
 """summary.parquet and summary.md: one row per arm and seed."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import ArrayLike
 
 from score_centering.figures.arms import KNOWN, styles
 from score_centering.figures.experiment import Experiment, Run
@@ -32,27 +34,46 @@ COLUMNS = (
     ("k3_kl_max", pa.float64(), "nats/token", "largest K3 of any step"),
     ("k3_kl_final", pa.float64(), "nats/token", f"mean K3 over the last {WINDOW} steps"),
     ("truncated_share", pa.float64(), "1", "mean over all steps of the share of rollouts cut at the length limit"),
+    ("truncated_share_final", pa.float64(), "1", f"the same over the last {WINDOW} steps"),
+    ("response_length_final", pa.float64(), "tokens", f"mean response length over the last {WINDOW} steps"),
+    ("entropy_final", pa.float64(), "nats/token", f"mean entropy of the trainer's policy over the last {WINDOW} steps"),
     ("val_reward_last", pa.float64(), "1", "mean reward of the last greedy validation; null where there was none"),
 )
 SUMMARY = pa.schema(
     [pa.field(name, kind, metadata={"unit": unit, "definition": text}) for name, kind, unit, text in COLUMNS]
 )
 
+OUTCOME = tuple(name for name in SUMMARY.names if name not in ("arm", "seed"))
+READ = (
+    "step",
+    "reward_mean",
+    "val_reward_mean",
+    "k3_kl",
+    "truncated_share",
+    "response_length_mean",
+    "entropy",
+)
 
-def summarise_run(run: Run) -> dict[str, float | int | str | None]:
-    """One row of the summary. A run shorter than the window is one window. Null (None) where nothing was measured."""
-    measured = ~np.isnan(run.metrics["reward_mean"])
-    steps, reward = run.steps[measured].astype(int), run.metrics["reward_mean"][measured]
-    row: dict[str, float | int | str | None] = dict.fromkeys(SUMMARY.names)
-    k3 = run.metrics["k3_kl"]
-    validation = run.metrics["val_reward_mean"]
+
+def run_row(metrics: Mapping[str, ArrayLike]) -> dict[str, float | int | None]:
+    """The outcome of one run, from the columns of its metrics.parquet: the columns of SUMMARY behind `seed`.
+
+    `metrics` is anything that gives a column by its name, such as a pandas DataFrame; NaN marks what was not measured.
+    A run shorter than the window is one window. None where nothing was measured.
+    """
+    columns = {name: np.asarray(metrics[name], np.float64) for name in READ}
+    measured = ~np.isnan(columns["reward_mean"])
+    steps, reward = columns["step"][measured].astype(int), columns["reward_mean"][measured]
+    validation = columns["val_reward_mean"]
+    row: dict[str, float | int | None] = dict.fromkeys(OUTCOME)
     row |= {
-        "arm": run.arm,
-        "seed": run.seed,
-        "steps": int(run.steps[-1]),
-        "k3_kl_max": _number(np.fmax.reduce(k3)),
-        "k3_kl_final": _number(mean_of_measured(k3[-WINDOW:])),
-        "truncated_share": _number(mean_of_measured(run.metrics["truncated_share"])),
+        "steps": int(columns["step"][-1]),
+        "k3_kl_max": _number(np.fmax.reduce(columns["k3_kl"])),
+        "k3_kl_final": _final(columns["k3_kl"]),
+        "truncated_share": _number(mean_of_measured(columns["truncated_share"])),
+        "truncated_share_final": _final(columns["truncated_share"]),
+        "response_length_final": _final(columns["response_length_mean"]),
+        "entropy_final": _final(columns["entropy"]),
         "val_reward_last": _number([np.nan, *validation[~np.isnan(validation)]][-1]),
     }
     if not reward.size:
@@ -70,6 +91,11 @@ def summarise_run(run: Run) -> dict[str, float | int | str | None]:
         "reward_share_kept": float(smoothed[-1] / smoothed[peak]) if smoothed[peak] > 0 else None,
         "collapse_step": int(smoothed_steps[peak + int(np.argmax(low))]) if low.any() else None,
     }
+
+
+def summarise_run(run: Run) -> dict[str, float | int | str | None]:
+    """One row of the summary."""
+    return {"arm": run.arm, "seed": run.seed, **run_row(run.metrics)}
 
 
 def summarise(experiment: Experiment) -> pa.Table:
@@ -109,11 +135,15 @@ def display(name: str, value: float | int | str | None) -> str:
     """A cell as people read it: shares in per cent, rewards with three decimals, K3 with two significant digits."""
     if value is None:
         return "–"
-    if name in ("reward_share_kept", "truncated_share"):
+    if name in ("reward_share_kept", "truncated_share", "truncated_share_final"):
         return percent(value, 1)
     if name.startswith("k3_kl"):
         return scientific(value)
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _final(values: np.ndarray) -> float | None:
+    return _number(mean_of_measured(values[-WINDOW:]))
 
 
 def _number(value: float) -> float | None:

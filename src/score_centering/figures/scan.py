@@ -1,0 +1,87 @@
+"""Many finished runs as one table: a row a run, with the settings in which they differ and how each of them ended."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from score_centering.figures.summary import OUTCOME, SUMMARY, run_row
+from score_centering.runs import schema
+from score_centering.settings import UserError
+
+RUN = {"experiment": pa.string(), "arm": pa.string(), "seed": pa.int32()}
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """Run folders at or below `folders`, sorted: those that hold metrics.parquet and run.json.
+
+    Raises:
+        UserError: a folder that holds none.
+    """
+    found: set[Path] = set()
+    for folder in folders:
+        runs = {path.parent for path in folder.rglob("metrics.parquet") if path.with_name("run.json").is_file()}
+        if not runs:
+            raise UserError(f"{folder}: holds no finished run (metrics.parquet and run.json)")
+        found |= runs
+    return sorted(found)
+
+
+def read_run(folder: Path, labels: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """`labels`, then experiment, arm and seed of the run in `folder`, then its `run_row`."""
+    table = schema.read_metrics(folder / "metrics.parquet")
+    written = {key: table.schema.metadata[key.encode()].decode() for key in RUN}
+    return {**(labels or {}), **written, "seed": int(written["seed"]), **run_row(table.to_pandas())}
+
+
+def differing_settings(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """For each run, the settings (dotted keys) that are not the same in all of them, from its run.json."""
+    flat = [dict(_flat("", _run_json(folder)["identity"]["config"])) for folder in folders]
+    keys = sorted({key for settings in flat for key in settings})
+    differing = [key for key in keys if len({json.dumps(settings.get(key)) for settings in flat}) > 1]
+    return [{key: settings.get(key) for key in differing} for settings in flat]
+
+
+def scan(folders: Sequence[Path]) -> pa.Table:
+    """One row a run of `folders` (see `find_runs`): differing settings, experiment, arm, seed, outcome."""
+    runs = find_runs(folders)
+    return scan_table([read_run(run, labels) for run, labels in zip(runs, differing_settings(runs), strict=True)])
+
+
+def scan_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Rows of `read_run` as a table; labels become numbers where all of them are, else text."""
+    labels = [name for name in rows[0] if name not in RUN and name not in OUTCOME]
+    columns = {name: _label([row[name] for row in rows]) for name in labels}
+    columns |= {name: pa.array([row[name] for row in rows], kind) for name, kind in RUN.items()}
+    columns |= {name: pa.array([row[name] for row in rows], SUMMARY.field(name).type) for name in OUTCOME}
+    fields = [SUMMARY.field(name) if name in OUTCOME else pa.field(name, array.type) for name, array in columns.items()]
+    return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """`table` as parquet, the same bytes for the same rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(schema.table_bytes(table, {}))
+
+
+def _label(values: Sequence[Any]) -> pa.Array:
+    present = [value for value in values if value is not None]
+    if present and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    return pa.array(
+        [value if value is None or isinstance(value, str) else json.dumps(value) for value in values], pa.string()
+    )
+
+
+def _flat(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _flat(f"{prefix}.{key}" if prefix else key, value)
+    else:
+        yield prefix, node
+
+
+def _run_json(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "run.json").read_text(encoding="utf-8"))
