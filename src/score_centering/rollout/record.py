@@ -30,6 +30,7 @@ class Rollout:
     candidate_ids: np.ndarray | None  # (R, K) int32
     candidate_logprobs: np.ndarray | None  # (R, K) float32, on the 16-bit grid
     finish_reason: Literal["stop", "length"]
+    routes: np.ndarray | None = None  # (P + R − 1, layers, top-k) uint8 or uint16: experts of every token but the last
 
 
 def validate(rollout: Rollout, vocab_size: int) -> None:
@@ -40,7 +41,8 @@ def validate(rollout: Rollout, vocab_size: int) -> None:
 def validate_all(rollouts: Sequence[Rollout], vocab_size: int) -> None:
     """`validate` for a whole batch, in one pass over all its positions."""
     for rollout in rollouts:
-        _check_shapes(rollout, vocab_size)
+        check_shapes(rollout)
+        _check_sizes(rollout, vocab_size)
     owner = np.repeat(np.arange(len(rollouts)), [len(r.token_ids) for r in rollouts])
     position = np.concatenate([np.arange(len(r.token_ids)) for r in rollouts]) if rollouts else owner
 
@@ -80,12 +82,17 @@ def _name(rollout: Rollout) -> str:
     return f"rollout (prompt {rollout.prompt_index}, sample {rollout.sample_index})"
 
 
-def _check_shapes(rollout: Rollout, vocab_size: int) -> None:
+def check_shapes(rollout: Rollout) -> None:
+    """Raises ValueError, naming the rollout, when shapes, dtypes or the finish reason aren't those of a record."""
     rows = len(rollout.token_ids)
     if rows == 0:
         raise ValueError(f"{_name(rollout)}: no generated token")
     if rollout.finish_reason not in FINISH_REASONS:
         raise ValueError(f"{_name(rollout)}: finish_reason {rollout.finish_reason!r}, allowed are {FINISH_REASONS}")
+    if rollout.prompt_ids.dtype != np.int32 or rollout.prompt_ids.ndim != 1 or len(rollout.prompt_ids) == 0:
+        raise ValueError(
+            f"{_name(rollout)}: prompt_ids {rollout.prompt_ids.dtype} {rollout.prompt_ids.shape} must be int32 (P,)"
+        )
     fields = {"token_ids": np.int32, "logprobs": np.float32}
     if (rollout.candidate_ids is None) != (rollout.candidate_logprobs is None):
         raise ValueError(f"{_name(rollout)}: candidate_ids and candidate_logprobs must come together")
@@ -96,10 +103,8 @@ def _check_shapes(rollout: Rollout, vocab_size: int) -> None:
                 f"{_name(rollout)}: candidate_ids {rollout.candidate_ids.shape} and candidate_logprobs "
                 f"{rollout.candidate_logprobs.shape} must both be (R, K)"
             )
-        if not 0 < rollout.candidate_ids.shape[1] <= vocab_size:
-            raise ValueError(
-                f"{_name(rollout)}: {rollout.candidate_ids.shape[1]} candidates, allowed are 1 … {vocab_size}"
-            )
+        if rollout.candidate_ids.shape[1] == 0:
+            raise ValueError(f"{_name(rollout)}: 0 candidates a position; without candidates both arrays are None")
     for field, dtype in fields.items():
         array = getattr(rollout, field)
         if array.dtype != dtype:
@@ -108,3 +113,18 @@ def _check_shapes(rollout: Rollout, vocab_size: int) -> None:
             raise ValueError(
                 f"{_name(rollout)}, position {min(len(array), rows)}: {rows} tokens but {len(array)} rows of {field}"
             )
+    routes, tokens = rollout.routes, len(rollout.prompt_ids) + rows
+    if routes is not None and (
+        routes.dtype not in (np.uint8, np.uint16) or routes.ndim != 3 or len(routes) != tokens - 1 or 0 in routes.shape
+    ):
+        raise ValueError(
+            f"{_name(rollout)}: routes are {routes.dtype} {routes.shape}, must be uint8 or uint16 ({tokens - 1}, "
+            "layers, top-k): of every token but the last"
+        )
+
+
+def _check_sizes(rollout: Rollout, vocab_size: int) -> None:
+    if rollout.candidate_ids is not None and rollout.candidate_ids.shape[1] > vocab_size:
+        raise ValueError(f"{_name(rollout)}: {rollout.candidate_ids.shape[1]} candidates, allowed are 1 … {vocab_size}")
+    if rollout.prompt_ids.min() < 0 or rollout.prompt_ids.max() >= vocab_size:
+        raise ValueError(f"{_name(rollout)}: the prompt holds a token id outside 0 … {vocab_size - 1}")
