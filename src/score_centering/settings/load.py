@@ -37,9 +37,13 @@ def load_settings(
 
 
 def resolve(
-    config: Mapping[str, Any], overrides: Sequence[str] = (), arm: str | None = None, smoke: bool = False
+    config: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    arm: str | None = None,
+    smoke: bool = False,
+    overlays: Sequence[Mapping[str, Any]] = (),
 ) -> Settings:
-    """Settings of an already merged configuration; see `load_settings`."""
+    """Settings of an already merged configuration; see `load_settings`. `overlays` are laid over the arm's."""
     config = _interpolate(config)
     base = validate(config)
     if smoke:
@@ -48,7 +52,8 @@ def resolve(
         if arm not in base.arms:
             raise UserError(f"unknown arm {arm!r} (defined: {', '.join(sorted(base.arms))})")
         config = deep_merge(config, base.arms[arm].overrides)
-    config = deep_merge(config, _parse_overrides(overrides))
+    for overlay in (*overlays, _parse_overrides(overrides)):
+        config = deep_merge(config, overlay)
     return validate(config)
 
 

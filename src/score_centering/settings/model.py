@@ -306,6 +306,57 @@ class Figures(Block):
     smoothing_steps: Positive = Field(default=5, description="trailing mean drawn over the raw reward curve")
 
 
+# ---------------------------------------------------------------------------------------------------------- studies
+class CacheFault(Block):
+    rate: Annotated[float, Field(gt=0, le=1)] = Field(description="share of the INT4 cache's entries that are damaged")
+    kind: Literal["codes", "scale", "nan"] = Field(
+        description="random codes, a scale times 2^-8 … 2^8, or a scale that is NaN"
+    )
+    transient: bool = Field(default=True, description="other entries in every call, as a race would; false: the same")
+
+
+class Perturbation(Block):
+    """What a study does to the rollout engine. No configuration of a run holds it: only the studies below make one."""
+
+    weight_noise: NonNegativeFloat = Field(
+        default=0.0, description="relative: each weight w of the engine's matrices becomes w·(1 + this·ε), ε fixed"
+    )
+    cache_fault: CacheFault | None = None
+
+
+class Drift(Block):
+    steps: Positive = Field(description="updates of a run")
+    seeds: Annotated[list[NonNegative], Field(min_length=1)] = Field(description="seeds of each variant")
+    head_sizes: list[Positive] = Field(description="K of the centred variants beside the exact one, K = V")
+    advantage: float = Field(default=1.0, description="the constant advantage of every rollout")
+    optim: Optim
+    train_batch_size: Positive = Field(description="prompts a step")
+    n: Positive = Field(description="rollouts a prompt")
+    check_every: Positive = Field(description="steps between measurements of the trainer's policy")
+    check_prompts: Positive = Field(description="held-out prompts of a measurement, sampled once and greedily once")
+
+
+class Faults(Block):
+    kinds: list[Literal["codes", "scale", "nan"]] = Field(description="kinds of damage that the check is asked to see")
+    rates: list[Annotated[float, Field(gt=0, le=1)]] = Field(description="shares of damaged cache entries")
+    trained_kinds: list[Literal["codes", "scale"]] = Field(description="kinds that the arms are trained with")
+    arms: Annotated[list[str], Field(min_length=1)] = Field(description="arms to train")
+    seeds: Annotated[list[NonNegative], Field(min_length=1)] = Field(description="seeds of each arm")
+    overrides: dict[str, Any] = Field(description="settings laid over every run")
+
+
+class SweepPrecision(Block):
+    overrides: dict[str, Any] = Field(default_factory=dict, description="settings laid over the arm's")
+    weight_noise: NonNegativeFloat = Field(default=0.0, description="relative noise on the engine's matrices")
+
+
+class Sweep(Block):
+    precisions: dict[Name, SweepPrecision] = Field(description="columns of the grid")
+    arms: Annotated[list[str], Field(min_length=1)] = Field(description="rows of the grid")
+    seeds: Annotated[list[NonNegative], Field(min_length=1)] = Field(description="seeds of each cell")
+    overrides: dict[str, Any] = Field(description="settings laid over every run")
+
+
 class Settings(Block):
     """A whole configuration."""
 
@@ -325,12 +376,16 @@ class Settings(Block):
     figures: Figures = Figures()
     arms: dict[Name, Arm] = Field(description="definitions; run.arms selects")
     run: Run
+    drift: Drift
+    faults: Faults
+    sweep: Sweep
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
-        for arm in self.run.arms:
-            if arm not in self.arms:
-                raise ValueError(f"run.arms: unknown arm {arm!r} (defined: {', '.join(sorted(self.arms))})")
+        for where, arms in (("run", self.run.arms), ("faults", self.faults.arms), ("sweep", self.sweep.arms)):
+            for arm in arms:
+                if arm not in self.arms:
+                    raise ValueError(f"{where}.arms: unknown arm {arm!r} (defined: {', '.join(sorted(self.arms))})")
         scratch = self.model.scratch if self.model.source == "scratch" else None
         if scratch and self.score_centering.top_logprobs_num > scratch.tokenizer.vocab_size:
             raise ValueError(

@@ -3,15 +3,19 @@
 import json
 from typing import Any, Self
 
+from pydantic import Field
+
 from score_centering.settings.model import (
     ActorRolloutRef,
     Algorithm,
     Block,
     Data,
     Dataset,
+    Drift,
     Figures,
     Limit,
     Model,
+    Perturbation,
     Precision,
     Prompt,
     Quantization,
@@ -115,6 +119,12 @@ class TrainStage(Stage):
     actor_rollout_ref: ActorRolloutRef
     trainer: Trainer
     runtime: Runtime
+    perturbation: Perturbation | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @classmethod
+    def of(cls, settings: Settings, perturbation: Perturbation | None = None) -> Self:
+        fields = {name: getattr(settings, name) for name in cls.model_fields if name != "perturbation"}
+        return cls(**fields, perturbation=perturbation)
 
     def identity(self) -> dict[str, Any]:
         """What of this a run's identity holds: everything but where its progress is shown."""
@@ -139,6 +149,57 @@ class FiguresStage(Stage):
         )
 
 
+class DriftStage(Stage):
+    """The runs without a learning signal. `train` is the centred variant; the others differ in centering and K."""
+
+    train: TrainStage
+    drift: Drift
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        drift, rollout, actor = settings.drift, settings.actor_rollout_ref.rollout, settings.actor_rollout_ref.actor
+        actor = actor.model_copy(
+            update={"optim": drift.optim, "policy_loss": "score_centering", "loss_agg_mode": "token-mean"}
+        )
+        train = TrainStage.of(settings).model_copy(
+            update={
+                "actor_rollout_ref": ActorRolloutRef(actor=actor, rollout=rollout.model_copy(update={"n": drift.n})),
+                "data": settings.data.model_copy(
+                    update={"train_batch_size": drift.train_batch_size, "val_batch_size": drift.check_prompts}
+                ),
+                "score_centering": ScoreCentering(enabled=True, centering=True),
+            }
+        )
+        return cls(train=train, drift=drift)
+
+
+class FaultCheckStage(Stage):
+    """The repeatability check under faults: `validation` says what is generated, `limits` what a gate allows."""
+
+    validation: ValidationStage
+    kinds: list[str]
+    rates: list[float]
+    limits: dict[str, Limit]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        limits = _judged(settings.precision.limits)
+        return cls(
+            validation=ValidationStage.of(settings),
+            kinds=settings.faults.kinds,
+            rates=settings.faults.rates,
+            limits={name: limits[name] for name in FAULT_LIMITS if name in limits},
+        )
+
+
+FAULT_LIMITS = (
+    "int8_int4kv.repeat.equal_tokens_share",
+    "int8_int4kv.repeat.not_finite_logprobs",
+    "int8_int4kv.k3_kl",
+    "int8_int4kv.abs_logprob_gap_mean",
+)
+
+
 def _judged(limits: dict[str, Limit | None]) -> dict[str, Limit]:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
@@ -153,6 +214,8 @@ STAGES: dict[str, type[Stage]] = {
     "smoke_gate": SmokeGateStage,
     "train": TrainStage,
     "figures": FiguresStage,
+    "drift": DriftStage,
+    "fault_check": FaultCheckStage,
 }
 
 

@@ -1,0 +1,56 @@
+"""The runs of the studies: cells of a grid that are normal training runs under changed settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from score_centering.settings.load import resolve
+from score_centering.settings.model import CacheFault, Perturbation, Settings
+from score_centering.settings.stages import TrainStage
+
+STUDIES = ("faults", "sweep")
+NO_FAULT = "none"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One column of a study's grid: settings laid over the arm's, and what is done to the rollout engine."""
+
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    perturbation: Perturbation | None = None
+
+
+def cells(settings: Settings, study: str) -> dict[str, Cell]:
+    """Cells of `study` by name: precisions of the sweep, kinds and rates of the faults with the healthy engine first.
+
+    A cell's name is a folder's.
+    """
+    if study == "sweep":
+        return {
+            name: Cell(precision.overrides, _noise(precision.weight_noise))
+            for name, precision in settings.sweep.precisions.items()
+        }
+    faults = settings.faults
+    damaged = {
+        fault_cell(kind, rate): Cell(perturbation=Perturbation(cache_fault=CacheFault(rate=rate, kind=kind)))
+        for kind in faults.trained_kinds
+        for rate in faults.rates
+    }
+    return {NO_FAULT: Cell(), **damaged}
+
+
+def fault_cell(kind: str, rate: float) -> str:
+    """Name of the cell of one kind and rate of damage: `codes-0.01`."""
+    return f"{kind}-{rate:g}"
+
+
+def cell_stage(config: Mapping[str, Any], study: str, cell: str, arm: str) -> TrainStage:
+    """Settings of one run of a study: default < preset < arm < the study's overrides < the cell's."""
+    settings = resolve(config)
+    chosen = cells(settings, study)[cell]
+    overlays = (getattr(settings, study).overrides, chosen.overrides)
+    return TrainStage.of(resolve(config, arm=arm, overlays=overlays), chosen.perturbation)
+
+
+def _noise(relative: float) -> Perturbation | None:
+    return Perturbation(weight_noise=relative) if relative else None
