@@ -252,6 +252,9 @@ class RolloutSettings(Block):
     )
     max_num_seqs: Positive = Field(default=256, description="sequences decoded side by side")
     gpu_memory_utilization: Share = Field(default=0.3, description="vLLM only")
+    enable_rollout_routing_replay: bool = Field(
+        default=False, description="train a mixture of experts through the experts the rollouts chose (R3)"
+    )
     transport: Literal["direct"] = Field(default="direct", description="the engine hands its records over")
     engine_kwargs: EngineArguments = EngineArguments()
     val_kwargs: ValidationSampling = ValidationSampling()
