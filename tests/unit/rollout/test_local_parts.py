@@ -10,13 +10,17 @@ from score_centering.rollout.local import forward
 from score_centering.rollout.local import sampling as choose
 
 
+def uniforms(seed: int, prompts: np.ndarray, samples: np.ndarray, positions: int) -> np.ndarray:
+    return choose.uniforms(choose.streams(seed, prompts, samples), positions)
+
+
 def test_draw_follows_the_distribution():
     generator = torch.Generator().manual_seed(0)
     logprobs = torch.log_softmax(torch.randn(1, 700, generator=generator) * 2, dim=-1)
     logprobs[0, 100:200] = -torch.inf
     logprobs = torch.log_softmax(logprobs, dim=-1)
     draws = 40_000
-    uniform = torch.from_numpy(choose.uniforms(3, np.arange(draws), np.zeros(draws), 1)[:, 0])
+    uniform = torch.from_numpy(uniforms(3, np.arange(draws), np.zeros(draws), 1)[:, 0])
     tokens = choose.draw(logprobs.expand(draws, -1), uniform)
     assert not ((tokens >= 100) & (tokens < 200)).any()
     expected = logprobs[0].exp().double().numpy() * draws
@@ -34,11 +38,11 @@ def test_draw_is_the_inverse_of_the_cumulative_distribution():
 
 def test_uniforms_are_keyed_by_seed_prompt_sample_and_position():
     prompts, samples = np.repeat(np.arange(40), 5), np.tile(np.arange(5), 40)
-    table = choose.uniforms(11, prompts, samples, 30)
+    table = uniforms(11, prompts, samples, 30)
     assert (table >= 0).all() and (table < 1).all()
     assert len(np.unique(table)) == table.size
-    np.testing.assert_array_equal(table[7:9, :4], choose.uniforms(11, prompts[7:9], samples[7:9], 4))
-    assert not np.isin(choose.uniforms(12, prompts, samples, 30), table).any()
+    np.testing.assert_array_equal(table[7:9, :4], uniforms(11, prompts[7:9], samples[7:9], 4))
+    assert not np.isin(uniforms(12, prompts, samples, 30), table).any()
     assert abs(table.mean() - 0.5) < 0.02 and abs(np.corrcoef(table[:-1].ravel(), table[1:].ravel())[0, 1]) < 0.05
 
 

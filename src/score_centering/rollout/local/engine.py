@@ -119,30 +119,51 @@ class LocalEngine:
         """Bytes the engine holds for weights and for the state of its slots, by what holds them."""
         return self._weights.nbytes() | self._state.nbytes()
 
-    @torch.inference_mode()
     def generate(
         self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
     ) -> list[Rollout]:
-        self._check_request(prompts, n, sampling, top_logprobs)
-        total = len(prompts) * n
-        records = self._begin(total, n, sampling, seed, top_logprobs)
+        if n < 1:
+            raise UserError(f"local engine: n is {n}, must be at least 1")
+        index = np.arange(len(prompts) * n)
+        owner = index // n
+        return self.generate_streams(prompts, owner, choose.streams(seed, owner, index % n), sampling, top_logprobs)
+
+    @torch.inference_mode()
+    def generate_streams(
+        self,
+        prompts: Sequence[Sequence[int]],
+        owner: np.ndarray,
+        stream: np.ndarray,
+        sampling: Sampling,
+        top_logprobs: int,
+    ) -> list[Rollout]:
+        """`generate` for rollouts that bring their own randomness, such as those of a server's requests.
+
+        Args:
+            owner: (N,) int64, the prompt of each rollout; ascending, every prompt occurs.
+            stream: (N,) uint64, the stream of uniform numbers of each rollout (`sampling.streams`).
+        """
+        self._check_request(prompts, sampling, top_logprobs)
+        total = len(owner)
+        records = self._begin(stream, sampling, top_logprobs)
         started, group = 0, range(0)  # rollouts that have got a slot; prompts that have been read
         while True:
             active = self._slots.active.cpu().numpy()
             free = np.flatnonzero(~active)
             while started < total and len(free):
-                if started // n not in group:
-                    group = range(started // n, min(started // n + self._prompts.rows, len(prompts)))
+                prompt = int(owner[started])
+                if prompt not in group:
+                    group = range(prompt, min(prompt + self._prompts.rows, len(prompts)))
                     self._read([prompts[i] for i in group])
-                stop = min(started + len(free), group.stop * n)
-                self._admit(prompts, n, range(started, stop), free[: stop - started], group.start)
+                stop = min(started + len(free), int(np.searchsorted(owner, group.stop)))
+                self._admit(prompts, owner, range(started, stop), free[: stop - started], group.start)
                 free, started = free[stop - started :], stop
             if started == total and len(free) == len(active):
                 break
             self._advance(records, sampling.greedy)
-        return self._collect(records, prompts, n, sampling)
+        return self._collect(records, prompts, owner, sampling)
 
-    def _check_request(self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, top_logprobs: int) -> None:
+    def _check_request(self, prompts: Sequence[Sequence[int]], sampling: Sampling, top_logprobs: int) -> None:
         vocab = self.architecture.vocab_size
         if self.step is None:
             raise UserError("local engine: it has no weights yet, sync() comes before generate()")
@@ -154,19 +175,19 @@ class LocalEngine:
             if min(prompt) < 0 or max(prompt) >= vocab:
                 raise UserError(f"local engine: prompt {i} holds a token id outside 0 … {vocab - 1}")
         limits = {
-            "n": (n, 1, None),
             "max_tokens": (sampling.max_tokens, 1, self.max_response_length),
             "top_logprobs": (top_logprobs, 0, vocab),
         }
         for name, (value, low, high) in limits.items():
-            if value < low or (high is not None and value > high):
-                raise UserError(f"local engine: {name} is {value}, allowed are {low} … {'' if high is None else high}")
+            if not low <= value <= high:
+                raise UserError(f"local engine: {name} is {value}, allowed are {low} … {high}")
         for token in sampling.stop_token_ids:
             if not 0 <= token < vocab:
                 raise UserError(f"local engine: stop token {token}, allowed are 0 … {vocab - 1}")
 
-    def _begin(self, total: int, n: int, sampling: Sampling, seed: int, top_logprobs: int) -> Records:
-        """Records for `total` rollouts, with their uniform numbers and the limits of this request."""
+    def _begin(self, stream: np.ndarray, sampling: Sampling, top_logprobs: int) -> Records:
+        """Records for the rollouts, with their uniform numbers and the limits of this request."""
+        total = len(stream)
         records = self._records.get(top_logprobs)
         if records is None or records.capacity < total:
             for key in [key for key in self._graphs if key[0] == top_logprobs]:
@@ -175,8 +196,7 @@ class LocalEngine:
                 total, self.max_response_length, top_logprobs, self.architecture.vocab_size, self.device
             )
             self._records[top_logprobs] = records
-        index = np.arange(total)
-        uniforms = choose.uniforms(seed, index // n, index % n, sampling.max_tokens)
+        uniforms = choose.uniforms(stream, sampling.max_tokens)
         records.uniforms[:total, : sampling.max_tokens].copy_(torch.from_numpy(uniforms))
         records.temperature.fill_(sampling.temperature)
         records.limit.fill_(sampling.max_tokens)
@@ -215,15 +235,15 @@ class LocalEngine:
             hidden_states(self.architecture, self._weights, state.up_to(part.stop), tokens[:, part], step)
 
     def _admit(
-        self, prompts: Sequence[Sequence[int]], n: int, rollouts: range, slots: np.ndarray, first_prompt: int
+        self, prompts: Sequence[Sequence[int]], owner: np.ndarray, rollouts: range, slots: np.ndarray, first_prompt: int
     ) -> None:
-        """Puts rollouts (prompt-major numbers) into empty slots; prompt `first_prompt` was read into row 0."""
+        """Puts rollouts into empty slots; prompt `first_prompt` was read into row 0."""
         index = np.arange(rollouts.start, rollouts.stop)
         target = torch.from_numpy(slots).to(self.device)
-        source = torch.from_numpy(index // n - first_prompt).to(self.device)
+        source = torch.from_numpy(owner[index] - first_prompt).to(self.device)
         self._state.copy_rows(target, self._prompts, source)
-        last = [prompts[i][-1] for i in index // n]
-        length = [len(prompts[i]) for i in index // n]
+        last = [prompts[i][-1] for i in owner[index]]
+        length = [len(prompts[i]) for i in owner[index]]
         self._slots.token[target] = torch.tensor(last, device=self.device)
         self._slots.position[target] = torch.tensor(length, device=self.device) - 1
         self._slots.count[target] = 0
@@ -308,9 +328,11 @@ class LocalEngine:
         slots.record.masked_fill_(~going_on, records.capacity)
         slots.active.copy_(going_on)
 
-    def _collect(self, records: Records, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling) -> list[Rollout]:
+    def _collect(
+        self, records: Records, prompts: Sequence[Sequence[int]], owner: np.ndarray, sampling: Sampling
+    ) -> list[Rollout]:
         """Fetches the records of all rollouts, once, and cuts them to their lengths."""
-        total = len(prompts) * n
+        total = len(owner)
         lengths, tokens, logprobs, ids, head = (
             tensor[:total].to("cpu", copy=True).numpy()
             for tensor in (
@@ -322,8 +344,9 @@ class LocalEngine:
             )
         )
         rollouts = []
+        first = np.searchsorted(owner, owner)  # the first rollout of the same prompt
         for index in range(total):
-            i, j = divmod(index, n)
+            i, j = int(owner[index]), int(index - first[index])
             length = lengths[index]
             if not np.isfinite(logprobs[index, :length]).all():
                 self._state.clear()

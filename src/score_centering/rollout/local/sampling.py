@@ -22,13 +22,18 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def uniforms(seed: int, prompt_index: np.ndarray, sample_index: np.ndarray, positions: int) -> np.ndarray:
-    """Uniform numbers in [0, 1), one a position: indices (N,) int64 → (N, positions) float64 with 52 random bits."""
+def streams(seed: int, prompt_index: np.ndarray, sample_index: np.ndarray) -> np.ndarray:
+    """The number that names each rollout's stream: seed, indices (N,) int64 → (N,) uint64."""
     key = np.full(len(prompt_index), seed % 2**64, dtype=np.uint64)
     for counter in (prompt_index, sample_index):
         key = _mix(key + _GOLDEN) ^ _mix(counter.astype(np.uint64) + np.uint64(1))
+    return key
+
+
+def uniforms(stream: np.ndarray, positions: int) -> np.ndarray:
+    """Uniform numbers in [0, 1), one a position: (N,) uint64 → (N, positions) float64 with 52 random bits."""
     steps = np.arange(1, positions + 1, dtype=np.uint64) * _GOLDEN
-    bits = _mix(_mix(key[:, None] + _GOLDEN) + steps[None, :])
+    bits = _mix(_mix(stream[:, None] + _GOLDEN) + steps[None, :])
     return (bits >> np.uint64(12)) * 2.0**-52
 
 
