@@ -23,6 +23,11 @@ class Problem(NamedTuple):
     source: str
 
 
+def user_message(problem: str, instruction: str) -> dict[str, str]:
+    """The one message of a conversation that asks for a solution: the problem, a line break, the instruction."""
+    return {"role": "user", "content": f"{problem}\n{instruction}"}
+
+
 def normalise_prompt(prompt: str) -> str:
     """The form in which two prompts are compared: NFKC, case folded, each run of white space one space."""
     if prompt.isascii():

@@ -255,7 +255,9 @@ class RolloutSettings(Block):
     enable_rollout_routing_replay: bool = Field(
         default=False, description="train a mixture of experts through the experts the rollouts chose (R3)"
     )
-    transport: Literal["direct"] = Field(default="direct", description="the engine hands its records over")
+    transport: Literal["direct", "gateway"] = Field(
+        default="direct", description="the engine hands its records over, or agents ask for them by Chat Completions"
+    )
     engine_kwargs: EngineArguments = EngineArguments()
     val_kwargs: ValidationSampling = ValidationSampling()
 

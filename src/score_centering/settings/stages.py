@@ -131,6 +131,27 @@ class TrainStage(Stage):
         return self.model_dump(mode="json", exclude={"trainer": {"logger"}})
 
 
+class GatewayStage(Stage):
+    """What the gateway forces on every request. model_name: what the upstream calls its model."""
+
+    model_name: str
+    prompt: Prompt
+    score_centering: ScoreCentering
+    data: Data
+    actor_rollout_ref: ActorRolloutRef
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        hub = settings.model.hub if settings.model.source == "hub" else None
+        return cls(
+            model_name=settings.experiment if hub is None else hub.repo,
+            prompt=settings.prompt,
+            score_centering=settings.score_centering,
+            data=settings.data,
+            actor_rollout_ref=settings.actor_rollout_ref,
+        )
+
+
 class FiguresStage(Stage):
     experiment: str
     figures: Figures
