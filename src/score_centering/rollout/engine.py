@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from score_centering.rollout.record import Rollout
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Sampling:
 class Engine(Protocol):
     """Generates rollouts with the weights it was last synced with."""
 
-    def sync(self, weights: Mapping[str, Tensor], step: int) -> None:
+    def sync(self, weights: "Mapping[str, Tensor]", step: int) -> None:
         """Takes weights in checkpoint format: Hugging Face names; a listed linear comes as `<name>.weight` int8 and
         `<name>.weight_scale` (out, 1) bfloat16, everything else as bfloat16. `step` is the update they belong to."""
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from score_centering.precision import int4_kv
-from score_centering.rollout import candidates
+from score_centering.rollout import candidates, streams
 from score_centering.rollout.local import forward
 from score_centering.rollout.local import sampling as choose
 
 
 def uniforms(seed: int, prompts: np.ndarray, samples: np.ndarray, positions: int) -> np.ndarray:
-    return choose.uniforms(choose.streams(seed, prompts, samples), positions)
+    return streams.uniforms(streams.streams(seed, prompts, samples), positions)
 
 
 def test_draw_follows_the_distribution():

@@ -21,6 +21,7 @@ from score_centering.rollout.local.slots import Records, Slots
 from score_centering.rollout.local.state import KvFormat, State
 from score_centering.rollout.local.weights import Weights
 from score_centering.rollout.record import Rollout
+from score_centering.rollout.streams import streams, uniforms
 from score_centering.settings import UserError
 
 PREFILL_CHUNK = 64  # tokens of a prompt that are read at once
@@ -126,7 +127,7 @@ class LocalEngine:
             raise UserError(f"local engine: n is {n}, must be at least 1")
         index = np.arange(len(prompts) * n)
         owner = index // n
-        return self.generate_streams(prompts, owner, choose.streams(seed, owner, index % n), sampling, top_logprobs)
+        return self.generate_streams(prompts, owner, streams(seed, owner, index % n), sampling, top_logprobs)
 
     @torch.inference_mode()
     def generate_streams(
@@ -196,8 +197,8 @@ class LocalEngine:
                 total, self.max_response_length, top_logprobs, self.architecture.vocab_size, self.device
             )
             self._records[top_logprobs] = records
-        uniforms = choose.uniforms(stream, sampling.max_tokens)
-        records.uniforms[:total, : sampling.max_tokens].copy_(torch.from_numpy(uniforms))
+        numbers = torch.from_numpy(uniforms(stream, sampling.max_tokens))
+        records.uniforms[:total, : sampling.max_tokens].copy_(numbers)
         records.temperature.fill_(sampling.temperature)
         records.limit.fill_(sampling.max_tokens)
         records.stop.zero_()
