@@ -97,9 +97,16 @@ class _CpuLinear(nn.Linear):
 
 class _CpuGatedDeltaNet(Qwen3_5GatedDeltaNet):
     def forward(self, hidden_states: Tensor, **kwargs) -> Tensor:
-        """`hidden_states` (B, S, D) of whole sequences from position 0 on, padded on the right if at all."""
+        """`hidden_states` (B, S, D) of whole sequences from position 0 on, padded on the right if at all.
+
+        Sequences packed into one row come with their offsets, `cu_seq_lens_q` (N + 1,).
+        """
         if kwargs.get("cache_params") is not None:
             raise ValueError("the CPU training path of gated linear attention takes whole sequences, no cache")
+        offsets = kwargs.get("cu_seq_lens_q")
+        if offsets is not None:
+            parts = hidden_states.split(offsets.diff().tolist(), dim=1)
+            return torch.cat([self.forward(part) for part in parts], dim=1)
         batch, length, _ = hidden_states.shape
         mixed = causal_depthwise_conv(self.in_proj_qkv(hidden_states), self.conv1d.weight.squeeze(1))
         query, key, value = mixed.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
