@@ -25,12 +25,13 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if arguments.settings:
-        configs = {arm: parse(TrainStage, content).identity() for arm, content in _mapping(arguments.settings).items()}
+        stages = {arm: parse(TrainStage, content) for arm, content in _mapping(arguments.settings).items()}
     else:
         files = [DEFAULT_CONFIG, *(file for file in arguments.configfile if file != DEFAULT_CONFIG)]
-        arms = load_settings(files).arms
-        configs = {arm: TrainStage.of(load_settings(files, arm=arm)).identity() for arm in arms}
-    found = audit(arguments.experiment, configs)
+        stages = {arm: TrainStage.of(load_settings(files, arm=arm)) for arm in load_settings(files).arms}
+    configs = {arm: stage.identity() for arm, stage in stages.items()}
+    w8a8_configs = {arm: stage.w8a8_config(arguments.experiment) for arm, stage in stages.items()}
+    found = audit(arguments.experiment, configs, w8a8_configs)
     for run in found:
         print(run.line())
     other = sum(bool(run.differs) for run in found)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from score_centering.settings import run_main
 from score_centering.settings.cli import add_arguments, read
+from score_centering.settings.inputs import read_json
 from score_centering.settings.stages import PrecisionGateStage, SmokeGateStage
-from score_centering.validation.gate import FAILED_EXIT_CODE, judge, precision_numbers, read_json, smoke_numbers
+from score_centering.validation.gate import FAILED_EXIT_CODE, judge, precision_numbers, smoke_numbers
 
 GATES = {"precision": (PrecisionGateStage, precision_numbers), "smoke": (SmokeGateStage, smoke_numbers)}
 

@@ -53,8 +53,7 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     results = Path("results") / stage.experiment
     dataset = arguments.dataset_manifest or results / "dataset/manifest.json"
     model = arguments.model_manifest or results / "model/manifest.json"
-    prepared = stage.actor_rollout_ref.rollout.quantization_config_file or results / "model/w8a8/config.json"
-    w8a8 = arguments.w8a8_config or Path(prepared)
+    w8a8 = stage.w8a8_config(results)
     name = f"smoke/{arguments.baseline}" if arguments.smoke else f"runs/{arguments.baseline}/seed{arguments.seed}"
     run_dir = arguments.run_dir or results / name
 
@@ -62,16 +61,15 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     from score_centering.data.manifest import read_table
     from score_centering.model.manifest import verified_folder
     from score_centering.runs import PRODUCTS, make_identity, open_run
-    from score_centering.runs.files import sha256_file
+    from score_centering.settings.inputs import sha256_file
     from score_centering.training.device import device_name, gpu_faults, lease
     from score_centering.training.local import Inputs, train
 
-    needs_w8a8 = stage.actor_rollout_ref.rollout.quantization is not None
     inputs = Inputs(
         train=read_table(arguments.train_file) if arguments.train_file else read_split(dataset, "train"),
         validation=read_table(arguments.val_file) if arguments.val_file else read_split(dataset, "test"),
         model_folder=verified_folder(model),
-        w8a8_config=w8a8 if needs_w8a8 else None,
+        w8a8_config=w8a8 and (arguments.w8a8_config or w8a8),
     )
     given = {"train_file": arguments.train_file, "val_file": arguments.val_file}
     files = {name: sha256_file(path) for name, path in given.items() if path is not None}

@@ -21,10 +21,10 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 
-from score_centering.data.manifest import sha256_of
 from score_centering.data.source import Source
 from score_centering.data.tables import SUFFIXES, read_rows
 from score_centering.settings import UserError
+from score_centering.settings.inputs import sha256_file
 
 RETRY_DELAYS_S = (1.0, 4.0, 16.0)  # on top of the client's own resumption of a transfer
 
@@ -59,7 +59,7 @@ def open_hub(
     for entry in chosen:
         path = _download(entry, repo, revision, endpoint, cache_dir, where, retry_delays_s)
         paths.append(path)
-        digests[entry.path] = sha256_of(path)
+        digests[entry.path] = sha256_file(path)
     pin = {"kind": "hub", "repo": repo, "revision": revision}
     return Source(name=repo, rows=read_rows(paths), pin=pin, files=digests)
 
@@ -104,7 +104,7 @@ def _expected_hash(entry: RepoFile) -> str:
 def _content_hash(path: Path, entry: RepoFile) -> str:
     """sha256 of a large file, git's blob hash of a small one: what the commit lists of each."""
     if entry.lfs is not None:
-        return sha256_of(path)
+        return sha256_file(path)
     content = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 

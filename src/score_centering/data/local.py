@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from score_centering.data.manifest import sha256_of
 from score_centering.data.source import Source
 from score_centering.data.tables import SUFFIXES, read_rows
 from score_centering.settings import UserError
+from score_centering.settings.inputs import sha256_file
 
 
 def open_local(path: str) -> Source:
@@ -18,5 +18,5 @@ def open_local(path: str) -> Source:
     if not files:
         raise UserError(f"dataset.local.path: {path} is no {' or '.join(SUFFIXES)} file and no folder with one")
     base = root if root.is_dir() else root.parent
-    digests = {file.relative_to(base).as_posix(): sha256_of(file) for file in files}
+    digests = {file.relative_to(base).as_posix(): sha256_file(file) for file in files}
     return Source(name=f"local/{root.name}", rows=read_rows(files), pin={"kind": "local", "path": path}, files=digests)

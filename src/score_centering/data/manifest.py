@@ -1,9 +1,8 @@
 """`manifest.json` names a prepared dataset exactly: the pin of its source and the sha256 of every file."""
 
-import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 
 from score_centering.data.problems import Problem
 from score_centering.settings import UserError
+from score_centering.settings.inputs import read_manifest, sha256_file
 
 SCHEMA_VERSION = 1
 SPLITS = ("train", "test")
@@ -42,37 +42,21 @@ class Manifest:
         return json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def load_manifest(path: str | os.PathLike[str]) -> Manifest:
     """The manifest at `path`, once every file it names is there with the recorded sha256; else a `UserError`."""
     path = Path(path)
-    manifest = _read(path)
+    manifest = read_manifest(path, Manifest, SCHEMA_VERSION, "dataset")
+    if set(manifest.files) != {f"{split}.parquet" for split in SPLITS}:
+        raise UserError(f"{path}: must name train.parquet and test.parquet; prepare the dataset again")
     for name, recorded in manifest.files.items():
         file = path.parent / name
         if not file.is_file():
             raise UserError(f"{file}: missing, though {path} names it; prepare the dataset again")
-        if (found := sha256_of(file)) != recorded["sha256"]:
+        if (found := sha256_file(file)) != recorded.get("sha256"):
             raise UserError(
-                f"{file}: sha256 {found} is not the {recorded['sha256']} of {path}; prepare the dataset again"
+                f"{file}: sha256 {found} is not the {recorded.get('sha256')} of {path}; prepare the dataset again"
             )
     return manifest
-
-
-def _read(path: Path) -> Manifest:
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from error
-    names = {field.name for field in fields(Manifest)}
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION or set(content) != names:
-        raise UserError(f"{path}: no dataset manifest of schema version {SCHEMA_VERSION}; prepare the dataset again")
-    return Manifest(**content)
 
 
 def read_split(manifest_path: str | os.PathLike[str], split: str) -> list[Problem]:

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from score_centering.data.answers import MALFORMED
-from score_centering.data.manifest import SCHEMA_VERSION, TABLE_SCHEMA, Manifest, sha256_of
+from score_centering.data.manifest import SCHEMA_VERSION, TABLE_SCHEMA, Manifest
 from score_centering.data.problems import Problem, RawProblem, normalise_prompt
 from score_centering.data.source import Source
 from score_centering.settings import UserError
+from score_centering.settings.inputs import sha256_file
 
 MISSING_PROMPT = "missing_prompt"
 MALFORMED_PROMPT = "malformed_prompt"
@@ -175,7 +176,7 @@ def write_dataset(prepared: Prepared, source: Source, output_dir: str | os.PathL
     for name, problems in (("train.parquet", prepared.train), ("test.parquet", prepared.test)):
         temporary = folder / f".{name}.{os.getpid()}"
         _write_table(problems, temporary)
-        files[name] = {"sha256": sha256_of(temporary), "rows": len(problems)}
+        files[name] = {"sha256": sha256_file(temporary), "rows": len(problems)}
         os.replace(temporary, folder / name)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,

@@ -22,9 +22,10 @@ from score_centering.figures.plots import (
     padded_limits,
     smoothed_band,
 )
-from score_centering.figures.report import flatten, read_json
+from score_centering.figures.report import flatten
 from score_centering.figures.summary import summarise_run
 from score_centering.settings import UserError
+from score_centering.settings.inputs import read_json
 
 SHOWN = (("Last reward", "reward_last"), ("Peak kept", "reward_share_kept"), ("Final K3", "k3_kl_final"))
 OVERLAYS = {"reward": ("reward_mean", REWARD_LABEL, False), "k3_kl": ("k3_kl", K3_LABEL, True)}

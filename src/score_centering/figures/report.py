@@ -22,6 +22,7 @@ from score_centering.figures.series import across_seeds
 from score_centering.figures.summary import COLUMNS, display, summarise
 from score_centering.figures.verdict import verdict
 from score_centering.settings import UserError
+from score_centering.settings.inputs import read_json
 
 # id, column of metrics.parquet, title, unit, kind of axis, what it shows
 CHARTS = (
@@ -142,19 +143,6 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
             "seconds": phases,
         },
     }
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object that the report needs."""
-    if not path.is_file():
-        raise UserError(f"{path}: missing; the report needs it, run the stage that writes it first")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a JSON object")
-    return content
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

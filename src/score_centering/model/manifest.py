@@ -1,12 +1,13 @@
 """`model/manifest.json`: which weights the experiment starts from, by pin and by the sha256 of every file."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from score_centering.runs.files import sha256_file, write_file
+from score_centering.runs.files import write_file
 from score_centering.settings import UserError
+from score_centering.settings.inputs import read_manifest, sha256_file
 
 SCHEMA_VERSION = 1
 
@@ -45,16 +46,7 @@ def read_model_manifest(path: Path) -> ModelManifest:
     Raises:
         UserError: missing, not JSON, or of another schema.
     """
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from None
-    names = {field.name for field in fields(ModelManifest)}
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION or set(content) != names:
-        raise UserError(f"{path}: no model manifest of schema version {SCHEMA_VERSION}; prepare the model again")
-    return ModelManifest(**content)
+    return read_manifest(path, ModelManifest, SCHEMA_VERSION, "model")
 
 
 def verified_folder(path: Path) -> Path:

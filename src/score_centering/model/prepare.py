@@ -18,8 +18,8 @@ from score_centering.model.worked import SOLUTIONS
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.reward import Scorer
 from score_centering.rollout import LocalEngine, Sampling
-from score_centering.runs.files import sha256_file
 from score_centering.settings import UserError
+from score_centering.settings.inputs import sha256_file
 from score_centering.settings.stages import ModelStage
 
 Report = Callable[[int, float, float], None]

@@ -3,17 +3,17 @@
 It only reads, and starts nothing: code edits retrain no run by themselves, so this is where they show.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from score_centering.runs.files import sha256_file
-from score_centering.runs.identity import differences, installed, package_digest
+from score_centering.runs.folder import PRODUCTS
+from score_centering.runs.identity import differences, installed, package_digest, read_identity
 from score_centering.runs.lock import in_use
 from score_centering.runs.log import read_log
 from score_centering.settings import UserError
+from score_centering.settings.inputs import read_json, sha256_file
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,18 @@ class Audit:
     damaged: tuple[str, ...]
 
     def line(self) -> str:
-        phrases = [*(f"DAMAGED: {phrase}" for phrase in self.damaged), *self.differs]
-        return f"{self.run_dir}: {self.state}; {'; '.join(phrases) or 'made by the code and settings of today'}"
+        phrases = "; ".join([*(f"DAMAGED: {phrase}" for phrase in self.damaged), *self.differs])
+        return f"{self.run_dir}: {self.state}; {' '.join(phrases.split()) or 'made by the code and settings of today'}"
 
 
-def audit(experiment: Path, configs: Mapping[str, Mapping[str, Any]]) -> list[Audit]:
-    """Every run below `experiment`/runs, compared with today's code, installed versions and `configs` (by arm).
+def audit(
+    experiment: Path, configs: Mapping[str, Mapping[str, Any]], w8a8_configs: Mapping[str, Path | None]
+) -> list[Audit]:
+    """Every run below `experiment`/runs, compared with today's code, installed versions and inputs.
+
+    Args:
+        configs: by arm, the settings that a run's identity holds.
+        w8a8_configs: by arm, the config.json that its rollouts are quantised by; None: BF16 rollouts.
 
     Raises:
         UserError: the folder holds no run.
@@ -40,28 +46,33 @@ def audit(experiment: Path, configs: Mapping[str, Mapping[str, Any]]) -> list[Au
     folders = sorted({path.parent for path in marks})
     if not folders:
         raise UserError(f"{experiment}: holds no run; give the folder of one experiment, such as results/tiny")
-    today = _today(experiment)
-    return [_audit_run(folder, {**today, "config": configs.get(folder.parent.name)}) for folder in folders]
-
-
-def _today(experiment: Path) -> dict[str, Any]:
-    """The part of today's identity that all runs share; inputs that are not there are not compared."""
+    code = {"package_sha256": package_digest(), "versions": installed()}
     manifests = {"dataset_manifest_sha256": "dataset/manifest.json", "model_manifest_sha256": "model/manifest.json"}
-    paths = {key: experiment / name for key, name in manifests.items()}
-    inputs = {key: sha256_file(path) for key, path in paths.items() if path.is_file()}
-    return {"package_sha256": package_digest(), "versions": installed(), **inputs}
+    shared = {key: experiment / name for key, name in manifests.items()}
+    audits = []
+    for folder in folders:
+        arm = folder.parent.name
+        inputs = _digests({**shared, "w8a8_config_sha256": w8a8_configs.get(arm)})
+        audits.append(_audit_run(folder, {**code, **inputs, "config": configs.get(arm)}))
+    return audits
+
+
+def _digests(paths: Mapping[str, Path | None]) -> dict[str, str]:
+    """The digests of today's inputs; those that are not there, or that an arm has not, are not compared."""
+    return {key: sha256_file(path) for key, path in paths.items() if path is not None and path.is_file()}
 
 
 def _audit_run(run_dir: Path, today: Mapping[str, Any]) -> Audit:
     state = run_dir / "state"
     try:
-        published = json.loads((state / "PUBLISHED").read_bytes()) if (state / "PUBLISHED").is_file() else None
-        if state.is_dir():
-            identity = json.loads((state / "identity.json").read_bytes())
-        else:
-            identity = json.loads((run_dir / "run.json").read_bytes())["identity"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return Audit(run_dir, "unknown", (), ("its identity can't be read",))
+        published = read_json(state / "PUBLISHED") if (state / "PUBLISHED").is_file() else None
+        identity = (
+            read_identity(state / "identity.json")
+            if state.is_dir()
+            else read_identity(run_dir / "run.json", "identity")
+        )
+    except UserError as error:
+        return Audit(run_dir, "unknown", (), (str(error),))
     return Audit(
         run_dir, _state(state, published), tuple(_differs(identity, today)), tuple(_damage(run_dir, published))
     )
@@ -94,7 +105,11 @@ def _differs(identity: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]
 def _damage(run_dir: Path, published: Mapping[str, str] | None) -> list[str]:
     """Declared files that are gone or no longer have the digest they were published with."""
     phrases = []
+    if unknown := set(published or {}) - set(PRODUCTS):
+        phrases.append(f"state/PUBLISHED names what no run declares: {min(unknown)!r}")
     for name, digest in (published or {}).items():
+        if name in unknown:
+            continue
         path = run_dir / name
         if not path.is_file():
             phrases.append(f"{name} is missing")

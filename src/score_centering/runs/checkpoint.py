@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from score_centering.runs.files import (
     make_folder,
     partial,
-    sha256_file,
     sync_file,
     sync_folder,
     write_fault,
@@ -24,6 +23,7 @@ from score_centering.runs.files import (
     writing,
 )
 from score_centering.settings import UserError
+from score_centering.settings.inputs import sha256_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,11 +117,16 @@ def paths(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step")), reverse=True)
 
 
+def next_number(folder: Path, prefix: str = "") -> int:
+    """One more than the largest n of the names `prefix`<n> in `folder`; 1 when there is none."""
+    numbers = (path.name.removeprefix(prefix) for path in folder.iterdir() if path.name.startswith(prefix))
+    return max((int(number) for number in numbers if re.fullmatch(r"[0-9]{1,9}", number)), default=0) + 1
+
+
 def set_aside(path: Path, folder: Path) -> Path:
     """Move a damaged checkpoint into `folder`, where nothing resumes from it; returns its new path."""
     make_folder(folder)
-    taken = sum(other.name.startswith(path.name) for other in folder.iterdir())
-    target = folder / f"{path.name}-{taken + 1}"
+    target = folder / f"{path.name}-{next_number(folder, f'{path.name}-')}"
     with writing(target):
         os.replace(path, target)
     return target

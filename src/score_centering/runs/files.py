@@ -1,7 +1,6 @@
 """Files that are whole or absent: written under a temporary name, synced, then renamed."""
 
 import errno
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -80,11 +79,6 @@ def sync_file(path: Path) -> None:
 
 
 sync_folder = sync_file
-
-
-def sha256_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_all(descriptor: int, content: bytes) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from score_centering.runs import checkpoint, schema
 from score_centering.runs.files import make_folder, write_file, write_files, writing
-from score_centering.runs.identity import differences
+from score_centering.runs.identity import differences, read_identity
 from score_centering.runs.lock import hold
 from score_centering.runs.log import MetricsLog, encode, read_log, to_row, to_table
 from score_centering.runs.process import EXIT_RESUMABLE, StopFlag, stop_on_signals
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PRODUCTS = ("metrics.parquet", "timing.parquet", "config.yaml", "run.json")
+FOLDERS = ("checkpoints", "damaged", "archive")  # of the state
 PHASES = ("start", "rollout", "reward", "update", "sync", "validation", "metrics", "checkpoint", "publish")
 PHASE_BYTES = 64
 
@@ -55,8 +56,9 @@ def open_run(
         raise ValueError(f"publish = {list(publish)}: choose from {', '.join(PRODUCTS)}")
     run_dir = Path(run_dir)
     state = run_dir / "state"
-    if state.is_symlink():
-        raise UserError(f"{state}: is a symbolic link; a run's state must lie inside its folder")
+    for folder in (state, *(state / name for name in FOLDERS)):
+        if folder.is_symlink():
+            raise UserError(f"{folder}: is a symbolic link; a run's state must lie inside its folder")
     make_folder(state)
     with hold(state / "lock", f"run folder {run_dir}"), stop_on_signals() as stop:
         if (state / "PUBLISHED").exists():
@@ -223,7 +225,7 @@ def _archive(state: Path) -> None:
     """Move the state of a finished run aside; PUBLISHED goes last, so a kill in between only repeats this."""
     archive = state / "archive"
     make_folder(archive)
-    target = archive / f"{sum(1 for _ in archive.iterdir()) + 1:04d}"
+    target = archive / f"{checkpoint.next_number(archive):04d}"
     make_folder(target)
     names = sorted(path.name for path in state.iterdir() if path.name not in ("archive", "lock", "PUBLISHED"))
     with writing(target):
@@ -241,9 +243,9 @@ def _check_identity(state: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     earlier: list[str] = []
     if checkpoint.paths(state / "checkpoints"):
         try:
-            old = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            raise UserError(f"{path}: missing or not valid JSON; {_put_aside(state)}") from None
+            old = read_identity(path)
+        except UserError as error:
+            raise UserError(f"{error}; {_put_aside(state)}") from None
         differing = differences(old, identity)
         if differing:
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""

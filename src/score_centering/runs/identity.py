@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import score_centering
-from score_centering.runs.files import sha256_file
 from score_centering.settings import UserError
+from score_centering.settings.inputs import read_json, sha256_file
 
 PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "math-verify")
 BLOCKING = (
@@ -57,6 +57,24 @@ def make_identity(
         "package_sha256": package_digest(),
         "versions": installed(),
     }
+
+
+def read_identity(path: Path, key: str | None = None) -> dict[str, Any]:
+    """The identity that a run left in `path` (state/identity.json), or below `key` of it (run.json).
+
+    Raises:
+        UserError: missing, not JSON, or no identity.
+    """
+    content = read_json(path)
+    identity = content if key is None else content.get(key)
+    if not isinstance(identity, dict) or not {*BLOCKING, "package_sha256", "versions"} <= identity.keys():
+        raise UserError(f"{path}: holds no identity of a run")
+    earlier = identity.get("earlier_package_sha256")
+    if not isinstance(earlier, list) or not all(
+        isinstance(code, str) for code in [*earlier, identity["package_sha256"]]
+    ):
+        raise UserError(f"{path}: holds no identity of a run")
+    return identity
 
 
 def installed() -> dict[str, str]:

@@ -6,12 +6,15 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from score_centering.runs.files import make_folder, write_all, writing
 from score_centering.settings import UserError
+
+PROBE_PATIENCE_S = 0.2  # `in_use` holds a lock for an instant; whoever names nobody may be only that
 
 _held: set[int] = set()
 
@@ -26,13 +29,11 @@ def hold(path: Path, what: str) -> Iterator[None]:
     with writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _take(descriptor, path):
             raise UserError(
                 f"{what} is in use by {read_owner(path) or 'another process'}; wait for it, or stop it "
                 "(it then writes a checkpoint), and start again"
-            ) from None
+            )
         _held.add(descriptor)
         if owner := read_owner(path):
             print(f"{what}: {owner} ended without releasing it; going on", file=sys.stderr, flush=True)
@@ -46,6 +47,19 @@ def hold(path: Path, what: str) -> Iterator[None]:
     finally:
         _held.discard(descriptor)
         os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path) -> bool:
+    """Whether the lock was to be had; a holder that stays nameless is waited for a little."""
+    deadline = time.monotonic() + PROBE_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if read_owner(path) or time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
 
 
 def read_owner(path: Path) -> str | None:

@@ -1,9 +1,13 @@
 """The one kind of error that is the user's to mend, and how a program ends on it."""
 
+import errno
 import sys
 from collections.abc import Callable
 
 USAGE_EXIT_CODE = 2
+INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells say it
+# Faults of the disk or of permissions that any write of any library can meet.
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class UserError(ValueError):
@@ -11,11 +15,23 @@ class UserError(ValueError):
 
 
 def run_main(main: Callable[[], int | None]) -> None:
-    """Run a program's `main` and exit with its status; a `UserError` becomes `error: …` on stderr and exit code 2."""
+    """Run a program's `main` and exit with its status.
+
+    A `UserError`, or a disk that is full or not writable, becomes `error: …` on stderr and exit code 2; Ctrl-C outside
+    of a training step becomes exit code 130.
+    """
     try:
         status = main()
     except UserError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         raise SystemExit(USAGE_EXIT_CODE) from None
+    except OSError as error:
+        if error.errno not in DISK_FAULTS:
+            raise
+        print(f"error: {error.filename or 'cannot write'}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        raise SystemExit(USAGE_EXIT_CODE) from None
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        raise SystemExit(INTERRUPTED_EXIT_CODE) from None
     raise SystemExit(status or 0)

@@ -1,5 +1,6 @@
 """Reading a configuration: default < preset < smoke < arms.<name>.overrides < command line."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,12 +85,24 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot read the configuration: {os.strerror(error.errno or 0)}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from None
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        content = _parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: a configuration must be a mapping of keys to values")
+    return content
+
+
+def _parse_yaml(text: str) -> Any:
+    """`yaml.safe_load`, whose every fault is a ValueError of one line; a node that contains itself is one too."""
+    try:
+        content = yaml.safe_load(text)
+        json.dumps(content, default=str, skipkeys=True)
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
     return content
 
 
@@ -129,8 +142,8 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         for prefix in PUBLISHED_PREFIXES:
             key = key.removeprefix(prefix)
         try:
-            nested: Any = yaml.safe_load(value)
-        except yaml.YAMLError:
+            nested: Any = _parse_yaml(value)
+        except ValueError:
             raise UserError(f"override {item!r}: the value is not valid YAML") from None
         if isinstance(nested, str):
             nested = _number_or_text(nested)

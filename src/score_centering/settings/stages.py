@@ -1,6 +1,7 @@
 """What each stage of the pipeline depends on: the settings a job is rerun for, no more."""
 
 import json
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field
@@ -129,6 +130,14 @@ class TrainStage(Stage):
     def identity(self) -> dict[str, Any]:
         """What of this a run's identity holds: everything but where its progress is shown."""
         return self.model_dump(mode="json", exclude={"trainer": {"logger"}})
+
+    def w8a8_config(self, results: Path) -> Path | None:
+        """The config.json that the rollouts are quantised by, in the experiment's folder unless it is configured; None:
+        BF16 rollouts."""
+        rollout = self.actor_rollout_ref.rollout
+        if rollout.quantization is None:
+            return None
+        return Path(rollout.quantization_config_file or results / "model/w8a8/config.json")
 
 
 class GatewayStage(Stage):

@@ -3,10 +3,8 @@
 A gate's JSON holds `numbers`, `limits`, `passed` and `failures`; a missing or non-finite number fails its limit.
 """
 
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from score_centering.settings import UserError
@@ -49,19 +47,6 @@ def judge(numbers: Mapping[str, float | None], limits: Limits) -> dict[str, Any]
         },
         "numbers": dict(numbers),
     }
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from `path`."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a JSON object")
-    return content
 
 
 def precision_numbers(validation: Mapping[str, Any]) -> dict[str, float | None]:

@@ -59,7 +59,7 @@ def test_a_missing_file_is_named(folder):
     ("text", "message"),
     [
         ("{", "not valid JSON"),
-        ("[]", "no dataset manifest of schema version 1"),
+        ("[]", "must hold a JSON object"),
         ('{"schema_version": 2}', "no dataset manifest of schema version 1"),
         ('{"schema_version": 1}', "no dataset manifest of schema version 1"),
     ],

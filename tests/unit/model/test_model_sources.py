@@ -158,7 +158,7 @@ def test_manifest_round_trips_and_stops_on_a_changed_file(tmp_path):
 def test_broken_manifest_is_one_line(tmp_path, content):
     path = tmp_path / "manifest.json"
     path.write_text(content)
-    with pytest.raises(UserError, match=r"manifest\.json: (not valid JSON|no model manifest)"):
+    with pytest.raises(UserError, match=r"manifest\.json: (not valid JSON|must hold a JSON object|no model manifest)"):
         read_model_manifest(path)
 
 

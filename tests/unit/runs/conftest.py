@@ -1,12 +1,7 @@
-"""A small training loop on the real run folder, and a way to run it in a process that may die."""
+"""A small training loop on the real run folder."""
 
-import os
 import random
-import sys
-import tempfile
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,41 +13,6 @@ import torch
 
 from score_centering import runs
 from score_centering.runs.torch_state import optimizer_tensors, restore_optimizer, restore_rng_state, rng_state
-from score_centering.settings import UserError
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a child process ended: its exit code, or the negative of the signal that killed it."""
-
-    code: int
-    stderr: str
-
-
-def run_in_fork(function: Callable[[], Any]) -> Ended:
-    with tempfile.TemporaryFile("w+") as output:
-        child = os.fork()
-        if child == 0:
-            os.dup2(output.fileno(), 2)
-            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-            torch.set_num_threads(1)
-            code = 70
-            try:
-                function()
-                code = 0
-            except UserError as error:
-                print(f"error: {error}", file=sys.stderr)
-                code = 2
-            except SystemExit as error:
-                code = int(error.code or 0)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        output.seek(0)
-        return Ended(os.waitstatus_to_exitcode(status), output.read())
 
 
 def make_identity(**changes: Any) -> dict[str, Any]:
@@ -68,6 +28,7 @@ def train_toy(
     **identity: Any,
 ) -> int:
     """Train 8 weights with every kind of random number; returns the step it resumed after."""
+    torch.set_num_threads(1)
     torch.manual_seed(1)
     random.seed(2)
     np.random.seed(3)
@@ -116,11 +77,6 @@ pa.array([0])
 
 
 @pytest.fixture
-def fork() -> Callable[[Callable[[], Any]], Ended]:
-    return run_in_fork
-
-
-@pytest.fixture
 def identity() -> Callable[..., dict[str, Any]]:
     return make_identity
 
@@ -131,8 +87,8 @@ def train() -> Callable[..., int]:
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, fork: Callable[[Callable[[], Any]], Any]) -> bytes:
     """metrics.parquet of the toy run that nobody disturbed."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    assert run_in_fork(lambda: train_toy(folder)).code == 0
+    assert fork(lambda: train_toy(folder)).code == 0
     return (folder / "metrics.parquet").read_bytes()

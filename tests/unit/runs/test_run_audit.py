@@ -1,8 +1,11 @@
 """What `snakemake audit` says of runs made by other code or settings, and of files changed since."""
 
+import json
 import shutil
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from score_centering.runs.audit import audit
 from score_centering.settings import UserError
@@ -18,8 +21,8 @@ def run_dir(tmp_path, train):
     return folder
 
 
-def said(run_dir, configs=None):
-    (found,) = audit(run_dir.parents[2], TODAY if configs is None else configs)
+def said(run_dir, configs=None, w8a8=None):
+    (found,) = audit(run_dir.parents[2], TODAY if configs is None else configs, {"sc": w8a8})
     assert found.line().startswith(f"{run_dir}: ")
     return found.line().removeprefix(f"{run_dir}: ")
 
@@ -45,6 +48,19 @@ def test_other_inputs_and_versions(run_dir, monkeypatch):
     assert "dataset_manifest_sha256: null there, " in said(run_dir)
     monkeypatch.setattr("score_centering.runs.audit.installed", lambda: {"torch": "9.9"})
     assert "here; versions." in said(run_dir)
+
+
+def test_another_w8a8_model(tmp_path, train):
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    run_dir = tmp_path / "tiny" / "runs" / "sc" / "seed0"
+    train(run_dir, w8a8_config=config)
+    assert said(run_dir, w8a8=config) == CLEAN
+    assert said(run_dir, w8a8=None) == CLEAN, "an arm that has none today differs by its settings"
+    config.write_text('{"quantization_config": {}}')
+    assert "; w8a8_config_sha256: " in said(run_dir, w8a8=config)
+    config.unlink()
+    assert said(run_dir, w8a8=config) == CLEAN
 
 
 def test_files_that_were_changed_or_lost(run_dir):
@@ -75,11 +91,35 @@ def test_a_running_run(run_dir, identity):
 
 def test_a_copied_run_and_an_unreadable_one(run_dir):
     (run_dir / "state" / "identity.json").write_text("{")
-    assert said(run_dir) == "unknown; DAMAGED: its identity can't be read"
+    assert said(run_dir).startswith("unknown; DAMAGED: ")
+    assert "identity.json: not valid JSON" in said(run_dir)
     shutil.rmtree(run_dir / "state")
     assert said(run_dir) == "copied without its state; made by the code and settings of today"
 
 
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(["state/identity.json", "state/PUBLISHED", "run.json"]), content=JSON, data=st.data())
+def test_any_json_in_place_of_a_record_is_one_line(run_dir, name, content, data):
+    path = run_dir / name
+    good = path.read_bytes()
+    if data.draw(st.booleans()):
+        record = json.loads(good)
+        record[data.draw(st.sampled_from(sorted(record)))] = content
+        content = record
+    path.write_text(json.dumps(content))
+    try:
+        assert "\n" not in said(run_dir)
+    finally:
+        path.write_bytes(good)
+
+
 def test_no_run_at_all(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
-        audit(tmp_path, {})
+        audit(tmp_path, {}, {})
