@@ -20,6 +20,8 @@ from score_centering.reward.answers import MAX_ANSWER_CHARS, final_answer, liter
 from score_centering.reward.plain import is_plain_math
 
 START_TIMEOUT_S = 300.0
+# A stop signal to the whole process group or job is the trainer's to answer: it still needs its scores.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 WALL_FACTOR = 10.0  # an item's wall-clock limit in units of its processor time: a busy machine changes no verdict
 
 
@@ -174,12 +176,16 @@ class _Worker:
 
     @classmethod
     def start(cls, timeout_s: float) -> Self:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "score_centering.reward.worker", str(timeout_s)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONHASHSEED": "0"},  # SymPy's order of terms follows string hashes
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a new process inherits what is blocked
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "score_centering.reward.worker", str(timeout_s)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONHASHSEED": "0"},  # SymPy's order of terms follows string hashes
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return cls(process, time.monotonic() + START_TIMEOUT_S)
 
     def send(self, request: dict[str, str]) -> bool:

@@ -17,7 +17,6 @@ def main() -> None:
     timeout_s = float(sys.argv[1])
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, in the middle of native code too
     from score_centering.reward.judge import is_gold, judge
 

@@ -153,6 +153,19 @@ def test_a_process_that_died_while_idle_costs_no_item():
         assert (result.rewards.sum(), result.errors) == (4, 0)
 
 
+def test_stop_signals_to_the_whole_job_cost_no_score():
+    """Batch systems send them to every process; the trainer finishes its step, which needs the scores."""
+    with Scorer(workers=1, timeout_s=60.0) as scorer:
+        score(scorer, GOOD[:1])
+        pid = scorer._workers[0].process.pid
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(pid, number)
+        result = score(scorer, GOOD)
+        assert (result.rewards.sum(), result.errors) == (4, 0)
+        assert scorer._workers[0].process.pid == pid
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
 def test_an_interrupt_leaves_no_process_that_would_answer_late(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
