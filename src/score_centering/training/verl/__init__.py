@@ -1,0 +1,6 @@
+"""The trainer of full scale: verl 0.8.0 on Ray, driven through its own extension points.
+
+The run loop, objective, advantages, scorer, capture records, metric names and run folder are those of the local
+trainer; verl brings the sharded model and optimiser, the Ray workers and the rollout servers. Its files stay as they
+are installed: `plugin` enters our classes into its registries.
+"""

@@ -1,0 +1,246 @@
+"""The run loop over verl: its Ray workers hold model and optimiser, its rollout servers generate."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer
+from verl import DataProto
+from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
+from verl.single_controller.ray import ResourcePoolManager
+from verl.single_controller.ray.base import RayResourcePool
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.utils import Role, need_critic, need_reference_policy
+from verl.utils import tensordict_utils
+from verl.utils.config import validate_config
+
+from score_centering.objectives import add_sums, finalise_metrics
+from score_centering.reward import Scorer
+from score_centering.rollout import Rollout, Sampling
+from score_centering.rollout.streams import streams
+from score_centering.rollout.vllm import request_seed
+from score_centering.runs import RunFolder
+from score_centering.runs.checkpoint import paths
+from score_centering.runs.torch_state import restore_rng_state, rng_state
+from score_centering.settings import UserError
+from score_centering.settings.inputs import sha256_file
+from score_centering.settings.stages import TrainStage
+from score_centering.training.arm import arm_objective
+from score_centering.training.loop import Inputs, RunLoop
+from score_centering.training.update import MISMATCH
+from score_centering.training.verl import plugin  # noqa: F401  enters our rollout servers into this process too
+from score_centering.training.verl.agent_loop import RECORD
+from score_centering.training.verl.batch import to_tensordict
+from score_centering.training.verl.capture import request
+from score_centering.training.verl.config import micro_batch_size, verl_config
+from score_centering.training.verl.loss import LOGPROBS, SUMS, PolicyLoss
+from score_centering.training.verl.session import ray_session
+from score_centering.training.verl.worker import Worker, shard_path
+
+POOL = "global_pool"
+
+
+def train(run: RunFolder, stage: TrainStage, arm: str, seed: int, inputs: Inputs) -> None:
+    """As `training.local.train`, through verl: in Ray processes of its own, or on the cluster that RAY_ADDRESS names.
+
+    Raises:
+        UserError: settings or inputs that can't be used, a non-finite update where the configuration says stop.
+    """
+    torch.set_num_threads(stage.runtime.threads)
+    torch.manual_seed(seed)
+    config = verl_config(stage, arm, seed, inputs.model_folder, inputs.w8a8_config)
+    with (
+        Scorer(stage.runtime.reward_workers, stage.runtime.reward_timeout_seconds) as scorer,
+        ray_session(stage, config),
+    ):
+        trainer = VerlTrainer(stage, arm, seed, inputs, config)
+        trainer.run(run, scorer)
+    trainer.publish(run)
+
+
+class VerlTrainer(RunLoop):
+    """Each step's rollouts, update and weight sync are calls on verl's workers."""
+
+    def __init__(self, stage: TrainStage, arm: str, seed: int, inputs: Inputs, config: DictConfig) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(inputs.model_folder, local_files_only=True)
+        model_config = AutoConfig.from_pretrained(inputs.model_folder, local_files_only=True)
+        super().__init__(stage, arm, seed, inputs, tokenizer, model_config.get_text_config().vocab_size)
+        self._objective = arm_objective(stage, arm)
+        self._ray = RayTrainer.build(config, tokenizer)
+        self._ray.init_workers()
+        self._ray.actor_rollout_wg.set_policy_loss(PolicyLoss(self._objective))
+
+    def _rollouts(
+        self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
+    ) -> list[Rollout]:
+        index = np.arange(len(prompts) * n)
+        seeds = self._request_seeds(seed, index // n, index % n)
+        requests = [request(sampling, value, top_logprobs) for value in seeds]
+        batch = DataProto.from_single_dict(
+            {
+                "dummy": torch.zeros(len(index), 1, dtype=torch.uint8),
+                "raw_prompt": _objects([[]] * len(index)),
+                "prompt_ids": _objects([prompts[i] for i in index // n]),
+                "prompt_index": index // n,
+                "sample_index": index % n,
+                "request": _objects(requests),
+            },
+            meta_info={"validate": sampling.greedy},
+        )
+        batch, padding = pad_dataproto_to_divisor(batch, self._ray.config.actor_rollout_ref.rollout.agent.num_workers)
+        made = unpad_dataproto(self._ray.async_rollout_manager.generate_sequences(batch), padding)
+        return list(made.non_tensor_batch[RECORD])
+
+    def _request_seeds(self, seed: int, prompt_index: np.ndarray, sample_index: np.ndarray) -> list[int]:
+        """Each rollout's own seed, of the kind that its engine takes."""
+        if self.stage.actor_rollout_ref.rollout.name == "local":
+            return streams(seed, prompt_index, sample_index).tolist()
+        return [request_seed(seed, i, j) for i, j in zip(prompt_index.tolist(), sample_index.tolist(), strict=True)]
+
+    def _update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
+        actor = self.stage.actor_rollout_ref.actor
+        passes = actor.mini_batches * actor.ppo_epochs
+        old, sampled = (None, None) if passes == 1 else self._score(rollouts, gains)
+        rows = len(rollouts) // actor.mini_batches
+        data = to_tensordict(
+            rollouts, gains, old, mini_batch_size=rows, epochs=actor.ppo_epochs, **self._engine_settings(rows)
+        )
+        output = tensordict_utils.get(self._ray.actor_rollout_wg.update_actor(data), "metrics")
+        norms = np.atleast_1d(output["grad_norm"])
+        finite = np.isfinite(norms)
+        if not finite.all() and self.stage.trainer.nonfinite == "stop":
+            raise UserError(
+                f"step {step}: gradient norm is {norms[~finite][0]}; the last checkpoint is kept "
+                "(trainer.nonfinite: skip would leave such an update out)"
+            )
+        totals = _totals(output[SUMS], len(norms), finite)
+        metrics = {} if totals is None else finalise_metrics(totals)
+        if sampled is not None:
+            metrics |= {name: value for name, value in finalise_metrics(sampled).items() if name in MISMATCH}
+        return metrics | {
+            "loss": metrics["loss"] / int(finite.sum()) if totals else None,
+            "grad_norm": float(norms[finite].mean()) if totals else None,
+            "learning_rate": float(np.atleast_1d(output["lr"])[-1]),
+            "nonfinite_updates": int((~finite).sum()),
+        }
+
+    def _score(self, rollouts: Sequence[Rollout], gains: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Old-policy log-probs of each rollout and the metric sums, before the first of several updates."""
+        data = to_tensordict(rollouts, gains, compute_loss=True, **self._engine_settings(len(rollouts)))
+        output = self._ray.actor_rollout_wg.compute_log_prob(data)
+        packed = tensordict_utils.get(output, LOGPROBS).unbind()
+        old = [row[-len(r.token_ids) - 1 : -1].clone() for row, r in zip(packed, rollouts, strict=True)]
+        sums = tensordict_utils.get(output, "metrics")[SUMS]
+        return old, _totals([one for rank in sums for one in rank], 1, np.array([True]))
+
+    def _engine_settings(self, rows: int) -> dict[str, Any]:
+        """Values that verl's engine reads beside the tensors; rows: of one update over all ranks."""
+        micro = micro_batch_size(
+            rows // self._ray.world_size, self.stage.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+        )
+        return {
+            "temperature": self.stage.actor_rollout_ref.rollout.temperature,
+            "global_batch_size": rows,
+            "micro_batch_size_per_gpu": micro,
+            "use_dynamic_bsz": False,
+            "distillation_use_topk": True,  # call the loss as logits processor first
+            "calculate_entropy": False,
+            "dataloader_kwargs": {"shuffle": False},
+        }
+
+    def _sync(self, step: int) -> None:
+        self._ray.checkpoint_manager.update_weights(step)
+
+    def _resume(self, run: RunFolder) -> int | None:
+        found = run.resume()
+        if found is None:
+            return None
+        step, tensors, scalars = found
+        folder = _shards(run, step)
+        if len(scalars["shards"]) != self._ray.world_size:
+            raise UserError(
+                f"{folder}: written by {len(scalars['shards'])} ranks, this run has {self._ray.world_size}; "
+                "go on with as many GPUs as before"
+            )
+        for rank, digest in enumerate(scalars["shards"]):
+            path = shard_path(folder, rank)
+            if not path.is_file() or sha256_file(path) != digest:
+                raise UserError(
+                    f"{path}: missing or changed since it was written; remove {run.state}/checkpoints/"
+                    f"step{step:06d} to go on from the checkpoint before"
+                )
+        self._ray.actor_rollout_wg.load_shard(str(folder))
+        restore_rng_state(tensors, scalars)
+        return step
+
+    def _checkpoint(self, run: RunFolder, step: int) -> None:
+        """The ranks' shards first, then the checkpoint that names their digests: a kill in between leaves the last."""
+        folder = _shards(run, step)
+        tensors, scalars = rng_state()
+        digests = self._ray.actor_rollout_wg.save_shard(str(folder))
+        run.save_checkpoint(step, tensors, scalars | {"shards": digests})
+        kept = {path.name for path in paths(run.state / "checkpoints")}
+        for path in folder.parent.iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path)
+
+
+class RayTrainer(RayPPOTrainer):
+    """verl's trainer for what it sets up: worker group, rollout servers, agent loops, weight sync.
+
+    Its own loop, data loaders and checkpoints are not used: prompts of a step, resume and log are the run folder's.
+    """
+
+    @classmethod
+    def build(cls, config: DictConfig, tokenizer: Any) -> "RayTrainer":
+        validate_config(config, need_reference_policy(config), need_critic(config))
+        per_node = [config.trainer.n_gpus_per_node] * config.trainer.nnodes
+        pools = _Pools(resource_pool_spec={POOL: per_node}, mapping={Role.ActorRollout: POOL}, max_colocate_count=1)
+        return cls(config, tokenizer, {Role.ActorRollout: ray.remote(Worker)}, pools)
+
+    @property
+    def world_size(self) -> int:
+        return self.actor_rollout_wg.world_size
+
+    def _create_dataloader(self, *_: Any) -> None:
+        """Prompts come from the run loop."""
+
+
+class _Pools(ResourcePoolManager):
+    """Pools of GPUs, or of processes where this machine has none."""
+
+    def create_resource_pool(self) -> None:
+        if torch.cuda.is_available():
+            super().create_resource_pool()
+            return
+        for name, processes in self.resource_pool_spec.items():
+            self.resource_pool_dict[name] = RayResourcePool(
+                process_on_nodes=processes, use_gpu=False, max_colocate_count=1, name_prefix=name
+            )
+
+
+def _shards(run: RunFolder, step: int) -> Path:
+    return run.state / "shards" / f"step{step:06d}"
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray:
+    """(N,) object: values that NumPy must not unpack."""
+    array = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array
+
+
+def _totals(sums: Sequence[dict[str, float]], updates: int, finite: np.ndarray) -> dict[str, Tensor] | None:
+    """The sums of all micro-batches and ranks of the finite updates; `sums` lists them update by update."""
+    size, totals = len(sums) // updates, None
+    for index in np.flatnonzero(finite):
+        for part in sums[index * size : (index + 1) * size]:
+            totals = add_sums(totals, {name: torch.tensor(value, dtype=torch.float64) for name, value in part.items()})
+    return totals
