@@ -54,6 +54,8 @@ def load_gguf(path: Path, chat_template: str | None) -> tuple[PreTrainedModel, P
     folder, name = str(path.parent), path.name
     loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    # transformers 5.16 and 5.17 read another end of sequence into the tokenizer than the file names.
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(loaded.config.eos_token_id)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     if tokenizer.chat_template is None:
