@@ -95,6 +95,10 @@ class _CpuLinear(nn.Linear):
         return linear(x, self.weight) if self.bias is None else linear(x, self.weight) + self.bias
 
 
+# transformers writes the mixture's class as a copy of the dense model's; named here so that nobody imports both
+DELTA_NETS = ("Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
+
+
 class _CpuGatedDeltaNet(Qwen3_5GatedDeltaNet):
     def forward(self, hidden_states: Tensor, **kwargs) -> Tensor:
         """`hidden_states` (B, S, D) of whole sequences from position 0 on, padded on the right if at all.
@@ -130,5 +134,5 @@ def install_cpu_kernels(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = _CpuLinear
-        elif type(module) is Qwen3_5GatedDeltaNet:
+        elif type(module).__name__ in DELTA_NETS:
             module.__class__ = _CpuGatedDeltaNet

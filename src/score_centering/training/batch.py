@@ -18,11 +18,14 @@ class MicroBatch:
     input_ids: (B, S) int64, prompt then response, padded on the right.
     hidden_index: (T,) int64 into the flattened (B·S) positions: the position whose logits predict each response token.
     tokens: what the sampler recorded of those T tokens.
+    routes: (B, S, layers, top-k) int64, the experts the sampler chose; 0 for last tokens and padding. None if it
+        recorded none.
     """
 
     input_ids: Tensor
     hidden_index: Tensor
     tokens: TokenBatch
+    routes: Tensor | None
 
 
 def make_micro_batch(
@@ -61,8 +64,21 @@ def make_micro_batch(
         old_logprobs=None if old_logprobs is None else torch.cat(list(old_logprobs)).to(device),
     )
     return MicroBatch(
-        torch.from_numpy(input_ids).to(device), torch.from_numpy(np.concatenate(index)).to(device), tokens
+        input_ids=torch.from_numpy(input_ids).to(device),
+        hidden_index=torch.from_numpy(np.concatenate(index)).to(device),
+        tokens=tokens,
+        routes=None if rollouts[0].routes is None else _routes(rollouts, width).to(device),
     )
+
+
+def _routes(rollouts: Sequence[Rollout], width: int) -> Tensor:
+    routes = np.zeros((len(rollouts), width, *rollouts[0].routes.shape[1:]), dtype=np.int64)
+    for row, rollout in zip(routes, rollouts, strict=True):
+        if rollout.routes is None:
+            where = f"rollout (prompt {rollout.prompt_index}, sample {rollout.sample_index})"
+            raise ValueError(f"{where}: it has no routes, others of its batch have them")
+        row[: len(rollout.routes)] = rollout.routes
+    return torch.from_numpy(routes)
 
 
 def _flat(rows: Sequence[np.ndarray | None]) -> Tensor:

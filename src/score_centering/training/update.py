@@ -17,6 +17,7 @@ from score_centering.objectives import (
     token_mean_weights,
 )
 from score_centering.rollout import Rollout
+from score_centering.routing.replay import replaying
 from score_centering.settings import UserError
 from score_centering.settings.model import Actor
 from score_centering.training.batch import MicroBatch, make_micro_batch
@@ -100,7 +101,8 @@ class Updater:
         return list(torch.cat(logprobs).split([len(rollout.token_ids) for rollout in rollouts])), totals
 
     def _loss(self, batch: MicroBatch) -> LossResult:
-        hidden = self._model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        with replaying(self._model, batch.routes):
+            hidden = self._model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
         predicting = hidden.flatten(0, 1)[batch.hidden_index]
         weight = self._model.lm_head.weight
         return policy_loss_from_hidden(predicting, weight, batch.tokens, self._objective, self._temperature)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3_5TextConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
 from score_centering.precision import requantise
 from score_centering.rollout import LocalEngine, Rollout, Sampling, validate_all
+from score_centering.routing.replay import replaying
 from score_centering.settings import UserError
 
 QWEN = Qwen3_5TextConfig(
@@ -29,6 +30,14 @@ QWEN = Qwen3_5TextConfig(
     max_position_embeddings=128,
     tie_word_embeddings=True,
     initializer_range=0.15,
+)
+MOE = Qwen3_5MoeTextConfig(
+    **{key: value for key, value in QWEN.to_diff_dict().items() if key not in ("intermediate_size", "model_type")}
+    | {"initializer_range": 0.1},
+    moe_intermediate_size=48,
+    shared_expert_intermediate_size=48,
+    num_experts=8,
+    num_experts_per_tok=2,
 )
 LLAMA = LlamaConfig(
     vocab_size=300,
@@ -56,7 +65,7 @@ BF16 = {"quantization": None, "w8a8_config": None, "kv_cache": "auto"}
 
 @functools.cache
 def reference(model_type: str) -> torch.nn.Module:
-    config = {"llama": LLAMA, "qwen3_5_text": QWEN}[model_type]
+    config = {"llama": LLAMA, "qwen3_5_text": QWEN, "qwen3_5_moe_text": MOE}[model_type]
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
@@ -67,7 +76,9 @@ def weights_of(config: PreTrainedConfig, listed: Sequence[str]) -> dict[str, tor
 
 
 def make(config: PreTrainedConfig, mode: dict, max_batch: int = 20) -> LocalEngine:
-    engine = LocalEngine(config, **mode, max_batch=max_batch, max_prompt_length=24, max_response_length=12)
+    """A mixture of experts also records its routes."""
+    sizes = {"max_batch": max_batch, "max_prompt_length": 24, "max_response_length": 12}
+    engine = LocalEngine(config, **mode, **sizes, record_routes=config is MOE)
     engine.sync(weights_of(config, engine.listed), step=0)
     return engine
 
@@ -76,12 +87,15 @@ def assert_same(first: Sequence[Rollout], second: Sequence[Rollout]) -> None:
     """Equal to the last bit."""
     for a, b in zip(first, second, strict=True):
         assert (a.prompt_index, a.sample_index, a.finish_reason) == (b.prompt_index, b.sample_index, b.finish_reason)
-        for field in ("prompt_ids", "token_ids", "logprobs", "candidate_ids", "candidate_logprobs"):
+        for field in ("prompt_ids", "token_ids", "logprobs", "candidate_ids", "candidate_logprobs", "routes"):
             np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
 
 
-@pytest.mark.parametrize("config", [QWEN, LLAMA], ids=["qwen3.5", "llama"])
-@pytest.mark.parametrize("mode", [LOW, BF16], ids=["int8+int4", "bf16"])
+@pytest.mark.parametrize(
+    ("config", "mode"),
+    [(QWEN, LOW), (QWEN, BF16), (LLAMA, LOW), (LLAMA, BF16), (MOE, LOW)],
+    ids=["qwen3.5-low", "qwen3.5-bf16", "llama-low", "llama-bf16", "mixture-low"],
+)
 def test_a_rollout_does_not_depend_on_what_shares_its_batch(config, mode):
     engine = make(config, mode)
     whole = engine.generate(PROMPTS, 3, SAMPLING, seed=7, top_logprobs=5)
@@ -104,7 +118,7 @@ def test_a_seed_gives_every_rollout_its_own_stream():
     assert len({tuple(r.token_ids.tolist()) for r in first + other}) == 8
 
 
-@pytest.mark.parametrize("config", [QWEN, LLAMA], ids=["qwen3.5", "llama"])
+@pytest.mark.parametrize("config", [QWEN, MOE, LLAMA], ids=["qwen3.5", "qwen3.5-moe", "llama"])
 def test_log_probs_are_those_of_transformers(config):
     """The engine errs as transformers' own BF16 forward does against FP32; a wrong position or mask errs by nats."""
     rollouts = make(config, BF16).generate(PROMPTS, 1, SAMPLING, seed=3, top_logprobs=300)
@@ -112,12 +126,13 @@ def test_log_probs_are_those_of_transformers(config):
     exact = copy.deepcopy(model).float()
     gaps = []  # (engine, transformers BF16) mean absolute error of every rollout, over the whole vocabulary
     for rollout in rollouts:
-        ids = torch.from_numpy(np.concatenate([rollout.prompt_ids, rollout.token_ids]).astype(np.int64))[None]
-        with torch.no_grad():
-            expected, rounded = (
-                torch.log_softmax(m(ids).logits[0, len(rollout.prompt_ids) - 1 : -1].float(), dim=-1).numpy()
-                for m in (exact, model)
-            )
+        ids = torch.from_numpy(np.concatenate([rollout.prompt_ids, rollout.token_ids[:-1]]).astype(np.int64))[None]
+        routes = None if rollout.routes is None else torch.from_numpy(rollout.routes)[None]
+        logits = []
+        for net in (exact, model):
+            with torch.no_grad(), replaying(net, routes):  # else a mixture errs by taking other experts
+                logits.append(net(ids).logits[0, len(rollout.prompt_ids) - 1 :].float())
+        expected, rounded = (torch.log_softmax(rows, dim=-1).numpy() for rows in logits)
         ours = np.empty_like(expected)
         np.put_along_axis(ours, rollout.candidate_ids.astype(np.int64), rollout.candidate_logprobs, axis=1)
         gaps.append((np.abs(ours - expected).mean(), np.abs(rounded - expected).mean()))

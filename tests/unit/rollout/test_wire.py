@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from score_centering.rollout import Rollout, candidates
-from score_centering.rollout.wire import decode, encode, plane_widths
+from score_centering.rollout.wire import _from_planes, _to_planes, decode, encode, plane_widths
 
 ARRAYS = ("prompt_ids", "token_ids", "logprobs", "candidate_ids", "candidate_logprobs", "routes")
 HEADER_BYTES = 48
@@ -24,12 +24,13 @@ def make(rows: int, k: int, vocab: int, seed: int = 0, prompt: int = 3, routes: 
     logprobs = np.sort(np.minimum(logprobs, np.float32(-np.log(max(k, 1)))), axis=1)[:, ::-1]
     head = candidates.round_logprobs(logprobs)
     tokens = rng.integers(0, vocab, rows).astype(np.int32)
-    sampled = logprobs[:, 0].copy()
+    sampled = logprobs[:, -1].copy()
     if k:
         inside = rng.random(rows) < 0.5
         tokens[inside] = ids[inside, 0]
         outside = ~inside & (ids == tokens[:, None]).any(1)
         tokens[outside] = ids[outside, 0]
+        sampled[tokens == ids[:, 0]] = logprobs[tokens == ids[:, 0], 0]
     shape = (prompt + rows - 1, 2, 3)
     return Rollout(
         prompt_index=int(rng.integers(0, 1 << 40)),
@@ -55,7 +56,7 @@ def assert_same(first: Rollout, second: Rollout) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 40),
     k=st.integers(0, 20),
@@ -79,10 +80,9 @@ def test_every_record_comes_back_to_the_bit(rows, k, vocab, prompt, seed, routes
     assert encode(decode(payload, vocab)) == payload
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(1, 31), st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50))
 def test_planes_hold_ids_of_every_width(bits, values):
-    from score_centering.rollout.wire import _from_planes, _to_planes
-
     ids = (np.array(values, dtype=np.int64) & ((1 << bits) - 1)).astype(np.int32)
     planes = _to_planes(ids, bits)
     assert sum(plane.nbytes for plane in planes) <= (len(ids) * bits + 7 * 3) // 8 + 3
@@ -98,11 +98,13 @@ def test_a_token_takes_at_most_0_6_kib_at_128_candidates():
 
 def test_logprobs_keep_their_precision():
     exact = np.sort(-np.random.default_rng(0).exponential(4, (50, 8)).astype(np.float32) - 3, axis=1)[:, ::-1]
-    rollout = dataclasses.replace(make(50, 8, 600), candidate_logprobs=exact, logprobs=exact[:, 0].copy())
+    rollout = make(50, 8, 600)
+    rank = np.where(rollout.token_ids == rollout.candidate_ids[:, 0], 0, -1)
+    rollout = dataclasses.replace(rollout, candidate_logprobs=exact, logprobs=exact[np.arange(50), rank])
     arrived = decode(encode(rollout), 600)
     assert np.abs(arrived.candidate_logprobs - exact).max() < 1e-3
     np.testing.assert_array_equal(arrived.candidate_logprobs, candidates.round_logprobs(exact))
-    np.testing.assert_array_equal(arrived.logprobs, exact[:, 0])
+    np.testing.assert_array_equal(arrived.logprobs, rollout.logprobs)
 
 
 def test_nothing_is_copied_that_need_not_be():
@@ -141,11 +143,14 @@ def test_a_flipped_bit_anywhere_is_refused():
         payload[bit // 8] ^= 1 << bit % 8
 
 
-@settings(max_examples=200, deadline=None)
+START = encode(make(1, 1, 600))[:6]  # magic and version
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_noise_is_refused(noise, framed):
-    if framed:  # as a header, past the checks of magic and version
-        noise = encode(make(1, 1, 600))[:6] + noise
+    if framed:
+        noise = START + noise
         noise += struct.pack("<I", zlib.crc32(noise))
     with pytest.raises(ValueError, match=r"^rollout payload: "):
         decode(noise, 600)
@@ -184,7 +189,7 @@ def test_a_record_is_validated_on_arrival():
         decode(sealed(payload, logprob + 4, struct.pack("<f", np.nan)), 600)
     with pytest.raises(ValueError, match="position 0: candidates are not sorted"):
         decode(sealed(payload, logprob + 4 * 4, b"\xff\xff"), 600)
-    with pytest.raises(ValueError, match="the prompt holds a token id outside"):
+    with pytest.raises(ValueError, match="prompt position 0: token id outside"):
         decode(sealed(payload, HEADER_BYTES, struct.pack("<i", 600)), 600)
 
 
@@ -198,8 +203,8 @@ def test_records_that_are_broken_are_not_sent():
             "0 cand",
         ),
         ({"candidate_logprobs": sound.candidate_logprobs * np.float32(np.nan)}, "at most 0 nats and not NaN"),
-        ({"prompt_ids": sound.prompt_ids.astype(np.int64)}, "prompt_ids int64"),
-        ({"prompt_ids": sound.prompt_ids[:0]}, r"prompt_ids int32 \(0,\)"),
+        ({"prompt_ids": sound.prompt_ids.astype(np.int64)}, "prompt_ids is int64"),
+        ({"prompt_ids": sound.prompt_ids[:0]}, "no prompt token"),
         ({"routes": np.zeros((7, 2, 2), np.uint8)}, r"routes are uint8 \(7, 2, 2\), must be uint8 or uint16 \(6, "),
         ({"routes": np.zeros((6, 2, 2), np.int64)}, "routes are int64"),
     ]:

@@ -11,7 +11,11 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedd
 
 from score_centering.settings import UserError
 
-SUPPORTED = {"llama": LlamaRotaryEmbedding, "qwen3_5_text": Qwen3_5TextRotaryEmbedding}
+SUPPORTED = {
+    "llama": LlamaRotaryEmbedding,
+    "qwen3_5_text": Qwen3_5TextRotaryEmbedding,
+    "qwen3_5_moe_text": Qwen3_5TextRotaryEmbedding,
+}
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,18 @@ class LinearAttention:
 
 
 @dataclass(frozen=True)
-class Architecture:
-    """A decoder-only model: Llama, or the hybrid text model of Qwen3.5."""
+class Experts:
+    """Sizes of the mixture of experts in every layer: each token takes `top_k` of `count`, and the shared one."""
 
-    family: Literal["llama", "qwen3_5_text"]
+    count: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder-only model: Llama, or the hybrid text model of Qwen3.5, dense or a mixture of experts."""
+
+    family: Literal["llama", "qwen3_5_text", "qwen3_5_moe_text"]
     hidden_size: int
     vocab_size: int
     layer_kinds: tuple[Literal["full_attention", "linear_attention"], ...]
@@ -50,11 +62,12 @@ class Architecture:
     head_size: int
     norm_eps: float
     linear: LinearAttention | None
+    experts: Experts | None
 
     @property
     def gated(self) -> bool:
         """Qwen3.5: attention has an output gate, q and k are normalised, norm weights are stored as w − 1."""
-        return self.family == "qwen3_5_text"
+        return self.family != "llama"
 
 
 def read_architecture(config: PreTrainedConfig) -> Architecture:
@@ -69,7 +82,7 @@ def read_architecture(config: PreTrainedConfig) -> Architecture:
             raise UserError(f"local engine: {field} is {getattr(config, field)!r}, allowed is {allowed!r}")
     if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
         raise UserError(f"local engine: rope_type {config.rope_parameters['rope_type']!r} changes with the length")
-    hybrid = config.model_type == "qwen3_5_text"
+    hybrid = config.model_type != "llama"
     return Architecture(
         family=config.model_type,
         hidden_size=config.hidden_size,
@@ -88,6 +101,9 @@ def read_architecture(config: PreTrainedConfig) -> Architecture:
         )
         if hybrid
         else None,
+        experts=Experts(count=config.num_experts, top_k=config.num_experts_per_tok)
+        if config.model_type == "qwen3_5_moe_text"
+        else None,
     )
 
 
@@ -95,7 +111,7 @@ def rotary_table(config: PreTrainedConfig, positions: int, device: torch.device)
     """cos and sin (positions, rotary dims) in BF16, as transformers' own module computes them."""
     rotary = SUPPORTED[config.model_type](config)
     index = torch.arange(positions)[None]
-    if config.model_type == "qwen3_5_text":
+    if config.model_type != "llama":
         index = index.expand(3, 1, -1)  # time, height and width are one for text
     cos, sin = rotary(torch.empty(0, dtype=torch.bfloat16), index)
     return cos[0].to(device), sin[0].to(device)

@@ -16,6 +16,7 @@ from score_centering.precision.int4_kv import check_head_size
 from score_centering.rollout.engine import Sampling
 from score_centering.rollout.local import sampling as choose
 from score_centering.rollout.local.architecture import parameter_model, read_architecture, rotary_table
+from score_centering.rollout.local.faults import CacheFaults
 from score_centering.rollout.local.forward import Step, hidden_states
 from score_centering.rollout.local.slots import Records, Slots
 from score_centering.rollout.local.state import KvFormat, State
@@ -46,6 +47,8 @@ class LocalEngine:
         max_prompt_length, max_response_length: tokens; they fix the shapes of everything.
         device: "cpu" or "cuda".
         check_every: on CUDA, decoding steps between two looks at which rollouts have finished.
+        faults: damages the INT4 cache, in a study of faults.
+        record_routes: keep which experts every token went through; for a mixture of experts only.
     """
 
     def __init__(
@@ -60,12 +63,21 @@ class LocalEngine:
         max_response_length: int,
         device: str = "cpu",
         check_every: int = 16,
+        faults: CacheFaults | None = None,
+        record_routes: bool = False,
     ):
         if (quantization == "int8") != (w8a8_config is not None):
             raise UserError("local engine: quantization int8 needs a w8a8_config, and BF16 takes none")
         architecture = read_architecture(config)
         if kv_cache == "int4_per_token_head":
             check_head_size(architecture.head_size)
+        elif faults is not None:
+            raise UserError(f"local engine: faults damage an INT4 cache, but kv_cache is {kv_cache!r}")
+        if record_routes and architecture.experts is None:
+            raise UserError(
+                f"local engine: actor_rollout_ref.rollout.enable_rollout_routing_replay needs a mixture of experts, "
+                f"model_type {config.model_type!r} has none"
+            )
         self.device = torch.device(device)
         self.max_prompt_length = max_prompt_length
         self.max_response_length = max_response_length
@@ -74,6 +86,7 @@ class LocalEngine:
         self.listed = listed_linears(w8a8_config, meta_model) if w8a8_config is not None else []
         self.architecture = architecture
         self.step: int | None = None
+        self._faults = faults
         self._weights = Weights(architecture, meta_model, self.listed, self.device)
         self._chunk = min(PREFILL_CHUNK, max_prompt_length)
         prompt_positions = -(-max_prompt_length // self._chunk) * self._chunk
@@ -82,6 +95,11 @@ class LocalEngine:
         self._prompts = State.zeros(
             architecture, PREFILL_ROWS[self.device.type], prompt_positions, kv_cache, torch.float32, self.device
         )
+        routes = (len(architecture.layer_kinds), architecture.experts.top_k) if record_routes else (0, 0)
+        self._prompt_routes = torch.zeros(
+            self._prompts.rows, prompt_positions, *routes, dtype=torch.int16, device=self.device
+        )
+        self._record_routes = record_routes
         self._state = State.zeros(architecture, max_batch, positions, kv_cache, torch.bfloat16, self.device)
         self._slots = Slots.empty(max_batch, self.device)
         self._slot_index = torch.arange(max_batch, device=self.device)
@@ -146,6 +164,8 @@ class LocalEngine:
         """
         self._check_request(prompts, sampling, top_logprobs)
         total = len(owner)
+        if self._faults is not None:
+            self._faults.begin(self.step, int(np.bitwise_xor.reduce(stream).view(np.int64)), self.device)
         records = self._begin(stream, sampling, top_logprobs)
         started, group = 0, range(0)  # rollouts that have got a slot; prompts that have been read
         while True:
@@ -155,9 +175,9 @@ class LocalEngine:
                 prompt = int(owner[started])
                 if prompt not in group:
                     group = range(prompt, min(prompt + self._prompts.rows, len(prompts)))
-                    self._read([prompts[i] for i in group])
+                    self._read([prompts[i] for i in group], group.start)
                 stop = min(started + len(free), int(np.searchsorted(owner, group.stop)))
-                self._admit(prompts, owner, range(started, stop), free[: stop - started], group.start)
+                self._admit(records, prompts, owner, range(started, stop), free[: stop - started], group.start)
                 free, started = free[stop - started :], stop
             if started == total and len(free) == len(active):
                 break
@@ -194,7 +214,12 @@ class LocalEngine:
             for key in [key for key in self._graphs if key[0] == top_logprobs]:
                 del self._graphs[key]
             records = Records.empty(
-                total, self.max_response_length, top_logprobs, self.architecture.vocab_size, self.device
+                total,
+                self.max_response_length,
+                top_logprobs,
+                self.architecture.vocab_size,
+                (len(self._position_index), *self._prompt_routes.shape[2:]),
+                self.device,
             )
             self._records[top_logprobs] = records
         numbers = torch.from_numpy(uniforms(stream, sampling.max_tokens))
@@ -207,8 +232,8 @@ class LocalEngine:
         self._slots.record.fill_(records.capacity)
         return records
 
-    def _read(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Prefill: reads all but the last token of each prompt into the rows of the prompt state."""
+    def _read(self, prompts: Sequence[Sequence[int]], first: int) -> None:
+        """Prefill: reads all but the last token of prompts `first`, first + 1, … into the rows of the prompt state."""
         state, chunk = self._prompts, self._chunk
         state.clear()
         lengths = [len(prompt) - 1 for prompt in prompts]
@@ -232,17 +257,27 @@ class LocalEngine:
                 hidden=(seen > positions[0, :, None])[None, None],
                 cos=self._cos[part],
                 sin=self._sin[part],
+                owner=None if self._faults is None else -1 - first - rows,
+                faults=self._faults,
+                routes=self._prompt_routes[:, part] if self._record_routes else None,
             )
             hidden_states(self.architecture, self._weights, state.up_to(part.stop), tokens[:, part], step)
 
     def _admit(
-        self, prompts: Sequence[Sequence[int]], owner: np.ndarray, rollouts: range, slots: np.ndarray, first_prompt: int
+        self,
+        records: Records,
+        prompts: Sequence[Sequence[int]],
+        owner: np.ndarray,
+        rollouts: range,
+        slots: np.ndarray,
+        first_prompt: int,
     ) -> None:
         """Puts rollouts into empty slots; prompt `first_prompt` was read into row 0."""
         index = np.arange(rollouts.start, rollouts.stop)
         target = torch.from_numpy(slots).to(self.device)
         source = torch.from_numpy(owner[index] - first_prompt).to(self.device)
         self._state.copy_rows(target, self._prompts, source)
+        records.routes[rollouts.start : rollouts.stop, : self._prompt_routes.shape[1]] = self._prompt_routes[source]
         last = [prompts[i][-1] for i in owner[index]]
         length = [len(prompts[i]) for i in owner[index]]
         self._slots.token[target] = torch.tensor(last, device=self.device)
@@ -299,6 +334,7 @@ class LocalEngine:
     def _decode(self, rows: int, records: Records, greedy: bool) -> None:
         """One token for each of the first `rows` slots; never waits for the device."""
         slots, state = self._slots.first_rows(rows), self._state.first_rows(rows)
+        routes = records.routes.new_empty(rows, 1, *records.routes.shape[2:]) if self._record_routes else None
         step = Step(
             rows=self._slot_index[:rows],
             positions=slots.position[:, None],
@@ -306,8 +342,13 @@ class LocalEngine:
             hidden=(self._position_index > slots.position[:, None])[:, None, None],
             cos=self._cos[slots.position, None],
             sin=self._sin[slots.position, None],
+            owner=slots.record,
+            faults=self._faults,
+            routes=routes,
         )
         hidden = hidden_states(self.architecture, self._weights, state, slots.token[:, None], step)
+        if routes is not None:
+            records.routes[slots.record, slots.position] = routes.squeeze(1)
         logprobs = choose.log_probabilities(self._weights.lm_head(hidden), records.temperature)
         if greedy:
             token = logprobs.argmax(dim=-1)
@@ -334,7 +375,7 @@ class LocalEngine:
     ) -> list[Rollout]:
         """Fetches the records of all rollouts, once, and cuts them to their lengths."""
         total = len(owner)
-        lengths, tokens, logprobs, ids, head = (
+        lengths, tokens, logprobs, ids, head, routes = (
             tensor[:total].to("cpu", copy=True).numpy()
             for tensor in (
                 records.lengths,
@@ -342,8 +383,11 @@ class LocalEngine:
                 records.logprobs,
                 records.candidate_ids,
                 choose.round_to_grid(records.candidate_logprobs[:total]),
+                records.routes,
             )
         )
+        if self._record_routes:
+            routes = routes.astype(np.uint8 if self.architecture.experts.count <= 256 else np.uint16)
         rollouts = []
         first = np.searchsorted(owner, owner)  # the first rollout of the same prompt
         for index in range(total):
@@ -365,6 +409,7 @@ class LocalEngine:
                     candidate_ids=ids[index, :length] if records.candidates else None,
                     candidate_logprobs=head[index, :length] if records.candidates else None,
                     finish_reason="stop" if tokens[index, length - 1] in sampling.stop_token_ids else "length",
+                    routes=routes[index, : len(prompts[i]) + length - 1] if self._record_routes else None,
                 )
             )
         return rollouts

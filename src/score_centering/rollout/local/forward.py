@@ -14,9 +14,16 @@ from torch import Tensor
 
 from score_centering.precision import int4_kv
 from score_centering.precision.bf16 import delta_chunk, l2norm
-from score_centering.rollout.local.architecture import Architecture
+from score_centering.rollout.local.architecture import Architecture, Experts
+from score_centering.rollout.local.faults import CacheFaults
 from score_centering.rollout.local.state import AttentionState, LinearAttentionState, State
-from score_centering.rollout.local.weights import AttentionWeights, LinearAttentionWeights, Weights
+from score_centering.rollout.local.weights import (
+    AttentionWeights,
+    ExpertWeights,
+    LinearAttentionWeights,
+    MlpWeights,
+    Weights,
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,9 @@ class Step:
         valid: (B, C) bool; a token that is not valid leaves no trace. None when all are.
         hidden: (B, 1, C, S) bool; the cache positions a token does not attend to.
         cos, sin: (B, C, 1, rotary dims) bfloat16.
+        owner: (B,) int64, what the rows belong to; read by `faults` only.
+        faults: damages what is written into the INT4 cache; None but in a study of faults.
+        routes: (B, C, layers, top-k), takes the expert choices; None when nobody asks for them.
     """
 
     rows: Tensor
@@ -37,22 +47,51 @@ class Step:
     hidden: Tensor
     cos: Tensor
     sin: Tensor
+    owner: Tensor | None = None
+    faults: CacheFaults | None = None
+    routes: Tensor | None = None
 
 
 def hidden_states(architecture: Architecture, weights: Weights, state: State, tokens: Tensor, step: Step) -> Tensor:
     """tokens (B, C) int64 → last hidden states (N, hidden) bfloat16 after the final norm; updates `state`."""
     x = F.embedding(tokens.flatten(), weights.embedding).to(torch.bfloat16)
-    for layer, memory in zip(weights.layers, state.layers, strict=True):
+    for index, (layer, memory) in enumerate(zip(weights.layers, state.layers, strict=True)):
         h = rms_norm(x, layer.norm_in, architecture.norm_eps)
         if isinstance(memory, AttentionState):
-            mixed = _attention(architecture, layer.mixer, memory, h, step)
+            mixed = _attention(architecture, layer.mixer, memory, h, step, index)
         else:
             mixed = _linear_attention(architecture, layer.mixer, memory, h, step)
         x = x + mixed
         h = rms_norm(x, layer.norm_mid, architecture.norm_eps)
-        gate, up = layer.gate_up(h).chunk(2, dim=-1)
-        x = x + layer.down(F.silu(gate) * up)
+        if isinstance(layer.mlp, MlpWeights):
+            x = x + _mlp(layer.mlp, h)
+        else:
+            mixed, chosen = _experts(layer.mlp, architecture.experts, h)
+            x = x + mixed
+            if step.routes is not None:
+                step.routes[:, :, index] = chosen.view(*step.positions.shape, -1)
     return rms_norm(x, weights.norm_out, architecture.norm_eps)
+
+
+def _mlp(weights: MlpWeights, h: Tensor) -> Tensor:
+    gate, up = weights.gate_up(h).chunk(2, dim=-1)
+    return weights.down(F.silu(gate) * up)
+
+
+def _experts(weights: ExpertWeights, experts: Experts, h: Tensor) -> tuple[Tensor, Tensor]:
+    """The mixture of h (N, hidden) → (N, hidden) bfloat16, and the experts chosen (N, top-k) int64.
+
+    Every expert computes every token, so that shapes never depend on the choices and rows don't mix.
+    """
+    probabilities = torch.softmax(weights.router(h), dim=-1, dtype=torch.float32)
+    share, chosen = probabilities.topk(experts.top_k, dim=-1)
+    share = (share / share.sum(dim=-1, keepdim=True)).to(torch.bfloat16)
+    share = torch.zeros_like(probabilities, dtype=torch.bfloat16).scatter_(1, chosen, share)  # (N, E)
+    gate, up = weights.gate_up(h).view(h.shape[0], experts.count, 2, -1).unbind(2)  # (N, E, I)
+    inner = (F.silu(gate) * up).transpose(0, 1).to(weights.down.dtype)
+    out = (inner @ weights.down.transpose(1, 2)).to(torch.bfloat16)  # (E, N, hidden)
+    routed = (out * share.t().unsqueeze(-1)).sum(dim=0, dtype=torch.float32).to(torch.bfloat16)
+    return routed + torch.sigmoid(weights.shared_gate(h)) * _mlp(weights.shared, h), chosen
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -63,7 +102,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _attention(
-    architecture: Architecture, weights: AttentionWeights, state: AttentionState, h: Tensor, step: Step
+    architecture: Architecture, weights: AttentionWeights, state: AttentionState, h: Tensor, step: Step, layer: int
 ) -> Tensor:
     heads, kv_heads, size = architecture.heads, architecture.kv_heads, architecture.head_size
     batch, length = step.positions.shape
@@ -76,7 +115,7 @@ def _attention(
         query_key = rms_norm(query_key, weights.qk_norm, architecture.norm_eps)
     query_key = rotate_positions(query_key.view(batch, length, heads + kv_heads, size), step.cos, step.sin)
     new = torch.cat([query_key, value.reshape(batch, length, kv_heads, size)], dim=2).transpose(1, 2)
-    out = attend(new, heads, state.kv, step)  # (B, H, C, D)
+    out = attend(new, heads, state.kv, step, layer)  # (B, H, C, D)
     out = out.transpose(1, 2).reshape(-1, heads * size)
     if architecture.gated:
         out = out * torch.sigmoid(gate.reshape(-1, heads * size))
@@ -91,12 +130,13 @@ def rotate_positions(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
 
 
-def attend(new: Tensor, heads: int, kv: Tensor, step: Step) -> Tensor:
+def attend(new: Tensor, heads: int, kv: Tensor, step: Step, layer: int = 0) -> Tensor:
     """Writes new keys and values into the cache, then attends to it: also prefill reads what the cache holds.
 
     Args:
         new: (B, H + 2·Hkv, C, D) bfloat16, queries, keys, values.
         kv: (B, 2·Hkv, S, ·) cache, BF16 or packed INT4.
+        layer: the layer's number, which tells `step.faults` the layers apart.
 
     Returns:
         (B, H, C, D) bfloat16.
@@ -105,6 +145,8 @@ def attend(new: Tensor, heads: int, kv: Tensor, step: Step) -> Tensor:
     size = new.shape[-1]
     query, key_value = new[:, :heads], new[:, heads:]
     write = int4_kv.encode(key_value) if packed else key_value
+    if step.faults is not None:
+        write = step.faults.damage(write, step.owner, step.positions, layer)
     kv[step.rows[:, None], :, step.positions] = write.transpose(1, 2)
     query = query.reshape(query.shape[0], kv.shape[1] // 2, -1, size)  # (B, Hkv, G·C, D)
     if packed:

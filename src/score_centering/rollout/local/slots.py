@@ -49,12 +49,15 @@ class Records:
     lengths: Tensor  # (N + 1,) int64
     candidate_ids: Tensor  # (N + 1, R, K) int32
     candidate_logprobs: Tensor  # (N + 1, R, K) float32
+    routes: Tensor  # (N + 1, P + R, layers, top-k) int16, the experts of each fed token; no layers when not recorded
     temperature: Tensor  # () float32
     limit: Tensor  # () int64, tokens a rollout may have
     stop: Tensor  # (V,) bool
 
     @classmethod
-    def empty(cls, capacity: int, length: int, candidates: int, vocab: int, device: torch.device) -> "Records":
+    def empty(
+        cls, capacity: int, length: int, candidates: int, vocab: int, routes: tuple[int, int, int], device: torch.device
+    ) -> "Records":
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -66,6 +69,7 @@ class Records:
             lengths=zeros(rows, dtype=torch.int64),
             candidate_ids=zeros(rows, length, candidates, dtype=torch.int32),
             candidate_logprobs=zeros(rows, length, candidates, dtype=torch.float32),
+            routes=zeros(rows, *routes, dtype=torch.int16),
             temperature=torch.ones((), device=device),
             limit=zeros(dtype=torch.int64),
             stop=zeros(vocab, dtype=torch.bool),

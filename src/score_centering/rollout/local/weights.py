@@ -67,10 +67,26 @@ class LinearAttentionWeights:
 
 
 @dataclass(frozen=True)
-class LayerWeights:
-    mixer: AttentionWeights | LinearAttentionWeights
+class MlpWeights:
     gate_up: Projection
     down: Projection
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """A mixture of E experts of size I; their matrices are BF16 whatever the linears are."""
+
+    router: Projection  # (E, hidden)
+    gate_up: Bf16Matrix  # (E · 2 · I, hidden)
+    down: Tensor  # (E, hidden, I), stored as a Bf16Matrix is
+    shared: MlpWeights
+    shared_gate: Projection  # (1, hidden)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    mixer: AttentionWeights | LinearAttentionWeights
+    mlp: MlpWeights | ExpertWeights
     norm_in: Tensor  # (hidden,): 1 + w in float32 for Qwen3.5, w in bfloat16 for Llama
     norm_mid: Tensor
 
@@ -140,11 +156,30 @@ class Weights:
             mixer = self._linear_attention(f"{prefix}.linear_attn")
         return LayerWeights(
             mixer=mixer,
-            gate_up=self._projection(f"{prefix}.mlp", "gate_proj", "up_proj"),
-            down=self._projection(f"{prefix}.mlp", "down_proj"),
+            mlp=self._mlp(f"{prefix}.mlp") if architecture.experts is None else self._experts(f"{prefix}.mlp"),
             norm_in=self._norm(f"{prefix}.input_layernorm.weight"),
             norm_mid=self._norm(f"{prefix}.post_attention_layernorm.weight"),
         )
+
+    def _mlp(self, prefix: str) -> MlpWeights:
+        return MlpWeights(
+            gate_up=self._projection(prefix, "gate_proj", "up_proj"), down=self._projection(prefix, "down_proj")
+        )
+
+    def _experts(self, prefix: str) -> ExpertWeights:
+        gate_up, down = (self._stack(f"{prefix}.experts.{name}") for name in ("gate_up_proj", "down_proj"))
+        return ExpertWeights(
+            router=self._projection(prefix, "gate"),
+            gate_up=Bf16Matrix(gate_up.flatten(0, 1)),
+            down=down,
+            shared=self._mlp(f"{prefix}.shared_expert"),
+            shared_gate=self._projection(prefix, "shared_expert_gate"),
+        )
+
+    def _stack(self, name: str) -> Tensor:
+        """The matrices of all experts, (E, O, I)."""
+        self._targets[name] = torch.zeros(self._shapes[name], dtype=self._matrix_dtype, device=self.device)
+        return self._targets[name]
 
     def _attention(self, architecture: Architecture, prefix: str) -> AttentionWeights:
         qk_norm = None
