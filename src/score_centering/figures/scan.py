@@ -61,9 +61,17 @@ def scan_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """`table` as parquet, the same bytes for the same rows."""
+    """`table` as parquet with its schema's metadata, the same bytes for the same rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(schema.table_bytes(table, {}))
+    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    path.write_bytes(schema.table_bytes(table, metadata))
+
+
+def described(columns: Sequence[tuple[str, pa.DataType, str, str]]) -> pa.Schema:
+    """A schema from (name, type, unit, definition) of each column."""
+    return pa.schema(
+        [pa.field(name, kind, metadata={"unit": unit, "definition": text}) for name, kind, unit, text in columns]
+    )
 
 
 def _label(values: Sequence[Any]) -> pa.Array:

@@ -44,9 +44,11 @@ def fault_cell(kind: str, rate: float) -> str:
     return f"{kind}-{rate:g}"
 
 
-def cell_stage(config: Mapping[str, Any], study: str, cell: str, arm: str) -> TrainStage:
-    """Settings of one run of a study: default < preset < arm < the study's overrides < the cell's."""
-    settings = resolve(config)
+def cell_stage(config: Mapping[str, Any], settings: Settings, study: str, cell: str, arm: str) -> TrainStage:
+    """Settings of one run of a study: default < preset < arm < the study's overrides < the cell's.
+
+    `settings` are those of `config` without an arm.
+    """
     chosen = cells(settings, study)[cell]
     overlays = (getattr(settings, study).overrides, chosen.overrides)
     return TrainStage.of(resolve(config, arm=arm, overlays=overlays), chosen.perturbation)

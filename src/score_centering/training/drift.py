@@ -1,0 +1,139 @@
+"""Training without a learning signal: every rollout has the same advantage, so the expected update is pure drift.
+
+The sampler is either the trainer's own policy of the step in low precision (online), or that of the start for good
+(frozen). Rewards are scored as always and recorded, but nothing learns from them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from score_centering.precision import requantise
+from score_centering.reward import Scorer
+from score_centering.rollout import validate_all
+from score_centering.settings.model import Drift, ScoreCentering
+from score_centering.settings.stages import DriftStage, TrainStage
+from score_centering.training.local import Inputs, LocalTrainer
+
+Weights = dict[str, Tensor]
+METRICS = ("loss", "grad_norm", "learning_rate", "entropy", "k3_kl", "head_mass_sampler")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """k: size of the recorded head; None leaves centering out, 0 takes the whole vocabulary (exact)."""
+
+    sampler: Literal["online", "frozen"]
+    k: int | None
+
+    @property
+    def centering(self) -> str:
+        """`none`, `exact` or `k<K>`."""
+        return {None: "none", 0: "exact"}.get(self.k, f"k{self.k}")
+
+    def stage(self, drift: DriftStage, vocab_size: int) -> TrainStage:
+        """The settings of a training run that this variant is."""
+        if self.k is None:
+            return drift.train.model_copy(update={"score_centering": ScoreCentering()})
+        centering = ScoreCentering(enabled=True, centering=True, top_logprobs_num=self.k or vocab_size)
+        return drift.train.model_copy(update={"score_centering": centering})
+
+
+def variants(head_sizes: Sequence[int]) -> list[Variant]:
+    """Exact, without centering, and at each K; online and frozen."""
+    return [Variant(sampler, k) for sampler in ("online", "frozen") for k in (0, None, *head_sizes)]
+
+
+def drift_runs(stage: DriftStage, inputs: Inputs, vocab_size: int) -> Iterator[list[dict[str, Any]]]:
+    """Each seed's and variant's run: its rows, step 0 first (the columns of figures.drift.DRIFT)."""
+    runtime = stage.train.runtime
+    torch.set_num_threads(runtime.threads)
+    with Scorer(runtime.reward_workers, runtime.reward_timeout_seconds) as scorer:
+        for seed in stage.drift.seeds:
+            exact: dict[int, Weights] = {}
+            for variant in variants(stage.drift.head_sizes):
+                torch.manual_seed(seed)
+                trainer = DriftTrainer(variant.stage(stage, vocab_size), variant.centering, seed, inputs)
+                labels = {"sampler": variant.sampler, "centering": variant.centering, "seed": seed}
+                if variant.k == 0:
+                    exact = {}
+                yield [labels | row for row in trainer.rows(stage.drift, variant, exact, scorer)]
+                trainer.engine.close()
+
+
+class DriftTrainer(LocalTrainer):
+    """A local trainer whose rewards teach nothing."""
+
+    def rows(
+        self, drift: Drift, variant: Variant, exact: dict[int, Weights], scorer: Scorer
+    ) -> Iterator[dict[str, Any]]:
+        """One row a step: where the weights are, what the update was, and every `check_every` steps the reward of the
+        trainer's policy in the rollouts' precision and the distance from the exact run of the same seed.
+
+        Args:
+            exact: that run's weights by step: the exact run fills it, the others read it.
+        """
+        start = self._weights()
+        self._sync(0)
+        yield {"step": 0, "displacement": 0.0, "displacement_relative": 0.0} | self._check(0, scorer)
+        sampler = requantise(self._model_weights(), self.engine.listed)
+        for step in range(1, drift.steps + 1):
+            prompts = self._batch(step)
+            if variant.sampler == "frozen":
+                self.engine.sync(sampler, 0)
+            rollouts = self._generate(prompts, drift.n, step, greedy=False)
+            validate_all(rollouts, self.model.config.vocab_size)
+            answers = [prompt.answer for prompt in prompts for _ in range(drift.n)]
+            rewards = scorer.score(*self._texts(rollouts, answers)).rewards
+            gains = torch.full((len(rollouts),), drift.advantage)
+            metrics = self.updater.update(rollouts, gains, step)
+            moved = _distance(self.masters.masters, start)
+            row = {
+                "step": step,
+                "displacement": moved,
+                "displacement_relative": moved / _length(start),
+                "reward_rollouts": float(rewards.mean()),
+                "truncated_share": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
+                "response_length_mean": float(np.mean([len(rollout.token_ids) for rollout in rollouts])),
+                **{name: metrics.get(name) for name in METRICS},
+            }
+            due = step % drift.check_every == 0 or step == drift.steps
+            if variant.sampler == "online" or due:
+                self._sync(step)
+            if due:
+                row |= self._check(step, scorer)
+                if variant.k == 0:
+                    exact[step] = self._weights()
+                else:
+                    row["distance_to_exact"] = _distance(self.masters.masters, exact[step])
+            yield row
+
+    def _check(self, step: int, scorer: Scorer) -> dict[str, float]:
+        """Reward of the engine's weights on held-out prompts, sampled once and greedily once."""
+        answers = [prompt.answer for prompt in self.validation_prompts]
+        rewards = {}
+        for name, greedy in (("reward_sampled", False), ("reward_greedy", True)):
+            rollouts = self._generate(self.validation_prompts, 1, step, greedy)
+            rewards[name] = float(scorer.score(*self._texts(rollouts, answers)).rewards.mean())
+        return rewards
+
+    def _weights(self) -> Weights:
+        """A copy of the FP32 masters."""
+        return {name: master.clone() for name, master in self.masters.masters.items()}
+
+    def _model_weights(self) -> Weights:
+        """A copy of the BF16 weights of the forward."""
+        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+
+
+def _length(weights: Weights) -> float:
+    return torch.stack([tensor.norm() for tensor in weights.values()]).norm().item()
+
+
+def _distance(first: Weights, second: Weights) -> float:
+    """Euclidean distance over all weights."""
+    return _length({name: first[name] - second[name] for name in second})

@@ -1,0 +1,29 @@
+"""The studies: targets of their own, which `all` does not need."""
+
+import pytest
+
+pytestmark = pytest.mark.dag
+
+
+def test_sweep_trains_its_grid_and_needs_no_gate(fresh):
+    assert fresh.jobs("sweep") == {
+        "dataset": 1, "model": 1, "w8a8": 1, "study_settings": 12, "study_run": 12, "sweep": 1,
+    }  # fmt: skip
+
+
+def test_faults_check_the_engine_and_train_the_arms(fresh):
+    jobs = fresh.jobs("faults")
+    assert (jobs["fault_check"], jobs["study_run"], jobs["faults"]) == (1, 14, 1)
+
+
+def test_drift_is_one_measurement_and_its_figure(fresh):
+    assert fresh.jobs("drift") == {"dataset": 1, "model": 1, "w8a8": 1, "drift_runs": 1, "drift": 1}
+
+
+def test_all_needs_no_study(fresh):
+    assert not {"study_run", "fault_check", "drift_runs"} & set(fresh.jobs("all"))
+
+
+def test_a_preset_may_choose_other_cells(fresh):
+    jobs = fresh.jobs("sweep", "--config", "sweep={arms: [sc], seeds: [0, 7]}")
+    assert jobs["study_run"] == 8

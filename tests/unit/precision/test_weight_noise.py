@@ -1,0 +1,27 @@
+import pytest
+import torch
+
+from score_centering.precision.noise import WeightNoise
+
+WEIGHTS = {
+    "model.embed_tokens.weight": torch.ones(40, 30),
+    "model.layers.0.mlp.up_proj.weight": torch.ones(300, 200, dtype=torch.bfloat16),
+    "model.layers.0.norm.weight": torch.ones(30),
+    "lm_head.weight": torch.ones(40, 30),
+}
+MATRIX = "model.layers.0.mlp.up_proj.weight"
+
+
+def test_noise_is_relative_fixed_and_on_inner_matrices_only():
+    noise = WeightNoise(0.1, seed=0)
+    noisy = noise.apply(WEIGHTS)
+    assert list(noisy) == list(WEIGHTS)
+    assert all((noisy[name] is WEIGHTS[name]) == (name != MATRIX) for name in WEIGHTS)
+    change = noisy[MATRIX].float() - 1
+    assert noisy[MATRIX].dtype == torch.bfloat16
+    assert change.std().item() == pytest.approx(0.1, rel=0.02) and abs(change.mean().item()) < 1e-3
+    assert torch.equal(noise.apply(WEIGHTS)[MATRIX], noisy[MATRIX])
+    assert torch.equal(WeightNoise(0.1, 0).apply(WEIGHTS)[MATRIX], noisy[MATRIX])
+    assert not torch.equal(WeightNoise(0.1, 1).apply(WEIGHTS)[MATRIX], noisy[MATRIX])
+    doubled = noise.apply({MATRIX: 2 * WEIGHTS[MATRIX]})[MATRIX].float()
+    assert (doubled / 2 - noisy[MATRIX].float()).abs().max() < 2**-7

@@ -1,0 +1,100 @@
+"""The oracle of the drift study, through the real update: what the expected update of a frozen sampler is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+from score_centering.objectives import build_objective
+from score_centering.precision.bf16 import install_cpu_kernels
+from score_centering.rollout import Rollout
+from score_centering.settings import load_settings
+from score_centering.settings.model import Actor, Optim
+from score_centering.settings.stages import DriftStage
+from score_centering.training.drift import Variant, variants
+from score_centering.training.masters import MasterWeights
+from score_centering.training.update import Updater
+
+VOCABULARY = 40
+CONFIG = Qwen3_5TextConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    layer_types=["linear_attention", "full_attention"],
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    linear_num_key_heads=1,
+    linear_num_value_heads=2,
+    linear_key_head_dim=16,
+    linear_value_head_dim=16,
+    tie_word_embeddings=True,
+)
+
+
+def expected_update(centering: bool, k: int, prompts: int = 3) -> float:
+    """‖Σ_y q_y ∇ℓ_y‖ of one SGD step at `prompts` prefixes: every token y once, with the advantage V·q_y."""
+    torch.manual_seed(3)
+    net = Qwen3_5ForCausalLM(CONFIG)
+    for parameter in net.parameters():
+        parameter.data.mul_(3)
+    install_cpu_kernels(net)
+    rng = np.random.default_rng(0)
+    rollouts, advantages = [], []
+    for index in range(prompts):
+        logits = rng.normal(size=VOCABULARY) * 2
+        q = np.exp(logits) / np.exp(logits).sum()
+        head = np.argsort(-q)[:k].astype(np.int32)
+        prompt = rng.integers(0, VOCABULARY, size=4).astype(np.int32)
+        for token in range(VOCABULARY):
+            rollouts.append(
+                Rollout(
+                    prompt_index=index,
+                    sample_index=token,
+                    prompt_ids=prompt,
+                    token_ids=np.array([token], np.int32),
+                    logprobs=np.log(q[[token]]).astype(np.float32),
+                    candidate_ids=head[None] if centering else None,
+                    candidate_logprobs=np.log(q[head])[None].astype(np.float32) if centering else None,
+                    finish_reason="stop",
+                )
+            )
+            advantages.append(VOCABULARY * q[token])
+    objective = build_objective(
+        "drift", policy_loss="score_centering", centering=centering, is_mode="none", tis_max=2.0, mis_min=0.5,
+        mis_max=5.0, clip_ratio_low=0.2, clip_ratio_high=0.3, loss_agg_mode="token-mean",
+    )  # fmt: skip
+    options = Actor(optim=Optim(name="sgd", lr=1.0), grad_clip=1e9, ppo_micro_batch_size_per_gpu=64)
+    updater = Updater(net, MasterWeights(net, options.optim), objective, options, 1.0, "stop")
+    return updater.update(rollouts, torch.tensor(advantages, dtype=torch.float32), 1)["grad_norm"]
+
+
+def test_the_exact_centered_update_of_a_frozen_sampler_is_zero_on_average():
+    drift = expected_update(centering=False, k=VOCABULARY)
+    assert drift > 0.1
+    assert expected_update(centering=True, k=VOCABULARY) < 1e-4 * drift
+
+
+def test_what_a_smaller_head_leaves():
+    drift = expected_update(centering=False, k=VOCABULARY)
+    left = [expected_update(centering=True, k=k) / drift for k in (4, 16, 32)]
+    assert 1 > left[0] > left[1] > left[2] > 0
+    assert left[2] < 0.1
+
+
+def test_variants_differ_in_sampler_and_centering_only():
+    found = [(variant.sampler, variant.centering) for variant in variants([8, 32])]
+    names = ["exact", "none", "k8", "k32"]
+    assert found == [("online", name) for name in names] + [("frozen", name) for name in names]
+
+
+@pytest.mark.parametrize(("k", "enabled", "recorded"), [(None, False, 128), (0, True, 512), (8, True, 8)])
+def test_a_variant_is_a_setting_of_centering(k, enabled, recorded):
+    stage = DriftStage.of(load_settings([Path(__file__).parents[3] / "config/config.yaml"]))
+    made = Variant("online", k).stage(stage, 512)
+    assert (made.score_centering.centering, made.score_centering.top_logprobs_num) == (enabled, recorded)
+    assert made.model_copy(update={"score_centering": stage.train.score_centering}) == stage.train
+    assert made.actor_rollout_ref.actor.optim.name == "sgd" and made.data.train_batch_size == 8

@@ -1,0 +1,214 @@
+"""Studies beside the experiment, each a target that `all` does not need: `drift`, `faults`, `sweep`.
+
+Need the manifests of dataset and model and the W8A8 configuration, no gate: the studies leave the range that the gates
+guard. Runs of faults and sweep are training runs as any other, so they resume; their perturbation is part of their
+identity. Use the GPU where `runtime.device` is cuda.
+"""
+
+from score_centering.settings.studies import STUDIES, cell_stage, cells
+
+CELLS = {study: list(cells(SETTINGS, study)) for study in STUDIES}
+
+
+def study_files(study, name):
+    """The file `name` of each run of a study, cell by cell, then by arm and seed."""
+    grid = getattr(SETTINGS, study)
+    pattern = f"<results>/{study}/runs/{{cell}}/{{arm}}/seed{{seed}}/{name}"
+    return expand(pattern, cell=CELLS[study], arm=grid.arms, seed=grid.seeds)
+
+
+def drawn(study):
+    """The figure of a study, in three formats."""
+    return report(
+        multiext(f"<results>/{study}/{study}", ".png", ".svg", ".pdf"),
+        category="Studies",
+        caption=f"../report/{study}.rst",
+    )
+
+
+rule study_settings:
+    output:
+        settings="<results>/{study}/settings/{cell}/{arm}.json",
+    log:
+        "<results>/logs/{study}/settings/{cell}/{arm}.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    wildcard_constraints:
+        study="|".join(STUDIES),
+        cell="|".join(map(re.escape, sorted({cell for names in CELLS.values() for cell in names}))),
+    params:
+        settings=lambda wildcards: cell_stage(config, SETTINGS, wildcards.study, wildcards.cell, wildcards.arm).to_json(),
+    shell:
+        """
+        printf '%s\\n' {params.settings:q} >{output.settings:q} 2>{log:q}
+        """
+
+
+rule study_run:
+    input:
+        settings="<results>/{study}/settings/{cell}/{arm}.json",
+        dataset="<results>/dataset/manifest.json",
+        model="<results>/model/manifest.json",
+        w8a8=W8A8_CONFIG,
+    output:
+        metrics="<results>/{study}/runs/{cell}/{arm}/seed{seed}/metrics.parquet",
+        timing="<results>/{study}/runs/{cell}/{arm}/seed{seed}/timing.parquet",
+        config="<results>/{study}/runs/{cell}/{arm}/seed{seed}/config.yaml",
+        run="<results>/{study}/runs/{cell}/{arm}/seed{seed}/run.json",
+    log:
+        "<results>/logs/{study}/runs/{cell}/{arm}/seed{seed}.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        gpu=GPU,
+    wildcard_constraints:
+        study="|".join(STUDIES),
+        cell="|".join(map(re.escape, sorted({cell for names in CELLS.values() for cell in names}))),
+        seed=r"\d+",
+    params:
+        folder=subpath(output.run, parent=True),
+    shell:
+        """
+        [ -t 2 ] || exec &> >(
+            trap '' INT TERM USR1 USR2
+            exec tee -p {log:q} >&2
+        )
+        exec python workflow/scripts/train.py \
+            --baseline {wildcards.arm:q} \
+            --seed {wildcards.seed:q} \
+            --settings "$(cat {input.settings:q})" \
+            --dataset-manifest {input.dataset:q} \
+            --model-manifest {input.model:q} \
+            --w8a8-config {input.w8a8:q} \
+            --parent "$PPID" \
+            --run-dir {params.folder:q}
+        """
+
+
+rule sweep:
+    input:
+        metrics=study_files("sweep", "metrics.parquet"),
+        run=study_files("sweep", "run.json"),
+    output:
+        drawn("sweep"),
+        table="<results>/sweep/sweep.parquet",
+    log:
+        "<results>/logs/sweep.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        folders=lambda wildcards, input: [os.path.dirname(path) for path in input.run],
+        stem=lambda wildcards, output: os.path.splitext(output.table)[0],
+    shell:
+        """
+        exec python workflow/scripts/studies.py sweep \
+            --runs {params.folders:q} \
+            --output {params.stem:q} \
+            &> >(tee {log:q} >&2)
+        """
+
+
+rule fault_check:
+    input:
+        dataset="<results>/dataset/manifest.json",
+        model="<results>/model/manifest.json",
+        w8a8=W8A8_CONFIG,
+    output:
+        check="<results>/faults/check.parquet",
+    log:
+        "<results>/logs/fault_check.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        gpu=GPU,
+    params:
+        settings=stage_json(SETTINGS, "fault_check"),
+    shell:
+        """
+        exec python workflow/scripts/faults.py \
+            --settings {params.settings:q} \
+            --dataset-manifest {input.dataset:q} \
+            --model-manifest {input.model:q} \
+            --w8a8-config {input.w8a8:q} \
+            --output {output.check:q} \
+            &> >(tee {log:q} >&2)
+        """
+
+
+rule faults:
+    input:
+        check="<results>/faults/check.parquet",
+        metrics=study_files("faults", "metrics.parquet"),
+        run=study_files("faults", "run.json"),
+    output:
+        drawn("faults"),
+        table="<results>/faults/faults.parquet",
+    log:
+        "<results>/logs/faults.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        folders=lambda wildcards, input: [os.path.dirname(path) for path in input.run],
+        stem=lambda wildcards, output: os.path.splitext(output.table)[0],
+    shell:
+        """
+        exec python workflow/scripts/studies.py faults \
+            --measured {input.check:q} \
+            --runs {params.folders:q} \
+            --output {params.stem:q} \
+            &> >(tee {log:q} >&2)
+        """
+
+
+rule drift_runs:
+    input:
+        dataset="<results>/dataset/manifest.json",
+        model="<results>/model/manifest.json",
+        w8a8=W8A8_CONFIG,
+    output:
+        rows="<results>/drift/drift.parquet",
+    log:
+        "<results>/logs/drift_runs.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        gpu=GPU,
+    params:
+        settings=stage_json(SETTINGS, "drift"),
+    shell:
+        """
+        exec python workflow/scripts/drift.py \
+            --settings {params.settings:q} \
+            --dataset-manifest {input.dataset:q} \
+            --model-manifest {input.model:q} \
+            --w8a8-config {input.w8a8:q} \
+            --output {output.rows:q} \
+            &> >(tee {log:q} >&2)
+        """
+
+
+rule drift:
+    input:
+        rows="<results>/drift/drift.parquet",
+    output:
+        drawn("drift"),
+    log:
+        "<results>/logs/drift.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        stem=lambda wildcards, input: os.path.splitext(input.rows)[0],
+    shell:
+        """
+        exec python workflow/scripts/studies.py drift \
+            --measured {input.rows:q} \
+            --output {params.stem:q} \
+            &> >(tee {log:q} >&2)
+        """

@@ -1,0 +1,53 @@
+"""Train without a learning signal, with and without centering, and record how far the weights drift."""
+
+import argparse
+from pathlib import Path
+
+from score_centering.settings import cli, run_main
+from score_centering.settings.stages import DriftStage
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset-manifest", type=Path, required=True, metavar="FILE", help="dataset/manifest.json")
+    parser.add_argument("--model-manifest", type=Path, required=True, metavar="FILE", help="model/manifest.json")
+    parser.add_argument("--w8a8-config", type=Path, required=True, metavar="FILE", help="config.json of the W8A8 model")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the parquet file")
+    cli.add_arguments(parser)
+    arguments = parser.parse_intermixed_args()
+    stage = cli.read(arguments, DriftStage)
+
+    import pyarrow as pa
+    from transformers import AutoConfig
+
+    from score_centering.data import read_split
+    from score_centering.figures.drift import DRIFT
+    from score_centering.figures.scan import write_table
+    from score_centering.model.manifest import verified_folder
+    from score_centering.training.drift import drift_runs
+    from score_centering.training.local import Inputs
+
+    needs_w8a8 = stage.train.actor_rollout_ref.rollout.quantization is not None
+    inputs = Inputs(
+        train=read_split(arguments.dataset_manifest, "train")[: stage.drift.steps * stage.drift.train_batch_size],
+        validation=read_split(arguments.dataset_manifest, "test"),
+        model_folder=verified_folder(arguments.model_manifest),
+        w8a8_config=arguments.w8a8_config if needs_w8a8 else None,
+    )
+    vocab_size = AutoConfig.from_pretrained(inputs.model_folder, local_files_only=True).vocab_size
+    rows = []
+    for run in drift_runs(stage, inputs, vocab_size):
+        first, last = run[0], run[-1]
+        print(
+            f"seed {last['seed']}  {last['sampler']:6}  {last['centering']:5}  moved {last['displacement']:.4f}  "
+            f"reward {first['reward_sampled']:.3f} to {last['reward_sampled']:.3f}",
+            flush=True,
+        )
+        rows += run
+    table = pa.Table.from_pylist(rows, DRIFT).replace_schema_metadata({"settings": stage.to_json()})
+    write_table(table, arguments.output)
+    print(f"{arguments.output}: {len(rows)} rows")
+
+
+if __name__ == "__main__":
+    run_main(main)
