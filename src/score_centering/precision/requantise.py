@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from score_centering.precision.int8 import quantise_weights
+from score_centering.precision.names import text_name
 
 
 def listed_linears(w8a8_config: dict, model: nn.Module) -> list[str]:
     """Names of `model`'s linear layers that a W8A8 config.json quantises, in module order.
 
     The rule is compressed-tensors': a layer is listed if a target names it or one of its classes and no ignore entry
-    does; entries that start with `re:` are patterns matched from the name's start.
+    does; entries that start with `re:` are patterns matched from the name's start. A config.json of the multimodal
+    class lists the layers of its text model too.
     """
     quantization = w8a8_config["quantization_config"]
     (group,) = quantization["config_groups"].values()
@@ -29,7 +31,7 @@ def listed_linears(w8a8_config: dict, model: nn.Module) -> list[str]:
 def _names(entry: str, name: str, module: nn.Module) -> bool:
     if entry.startswith("re:"):
         return re.match(entry.removeprefix("re:"), name) is not None
-    return entry == name or any(entry == parent.__name__ for parent in type(module).__mro__)
+    return text_name(entry) == text_name(name) or any(entry == parent.__name__ for parent in type(module).__mro__)
 
 
 def requantise(weights: Mapping[str, Tensor], listed: Sequence[str]) -> dict[str, Tensor]:

@@ -4,7 +4,8 @@ vLLM returns up to K + 1 log-probs a position in flat lists: the sampled token's
 `processed_logprobs` makes them those of the distribution it sampled from, `max_logprobs` admits K of them.
 
 On CUDA a sync hands the checkpoint-format tensors to `reload_weights`. On the CPU build that call gives NaN for a W8A8
-model, so there a sync writes the weights to a folder and starts the engine again.
+model, so there a sync writes the weights to a folder and starts the engine again. vLLM 0.25.0 runs the text model of
+Qwen3.5 inside its multimodal class only: on CUDA its configuration and names are those of that class.
 """
 
 import gc
@@ -20,14 +21,20 @@ import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor
 
+from score_centering.precision.names import (
+    MULTIMODAL_ARCHITECTURES,
+    multimodal_config,
+    multimodal_name,
+    needs_multimodal_class,
+)
 from score_centering.rollout.candidates import round_logprobs
 from score_centering.rollout.engine import Sampling
 from score_centering.rollout.record import Rollout
+from score_centering.rollout.vllm_plugin import FAST_ROTATION, choose_rotation
 from score_centering.settings import UserError
 
 INT4_KV = "int4_per_token_head"
-# Files of a checkpoint folder that say what the weights are; the weights themselves come with `sync`.
-COMPANIONS = ("config.json", "generation_config.json")
+GENERATION_CONFIG = "generation_config.json"
 # One process, nothing fetched or reported, and no kernel library that is compiled at the first call.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -92,11 +99,15 @@ class VllmEngine:
         self.step: int | None = None
         self._max_response_length = max_response_length
         self._max_logprobs = max_logprobs
-        self._safe_rotation = kv_cache == INT4_KV and not hadacore
-        self._folder = Path(tempfile.mkdtemp(prefix="vllm-engine-"))
+        self._hadacore = hadacore
+        self._folder = tempfile.TemporaryDirectory(prefix="vllm-engine-")
         self._engine: Any = None
+        self._config = json.loads((self.checkpoint / "config.json").read_text(encoding="utf-8"))
+        if device == "cuda" and needs_multimodal_class(self._config):
+            self._config = multimodal_config(self._config)
+        self._multimodal = (self._config.get("architectures") or [""])[0] in MULTIMODAL_ARCHITECTURES
         self._arguments: dict[str, Any] = {
-            "model": str(self._folder),
+            "model": self._folder.name,
             "dtype": "bfloat16",
             "seed": 0,
             "skip_tokenizer_init": True,
@@ -116,11 +127,14 @@ class VllmEngine:
                 "gpu_memory_utilization": gpu_memory_utilization,
                 "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
             }
+            if self._multimodal:
+                self._arguments |= {"language_model_only": True, "gdn_prefill_backend": "triton"}
         else:
             self._arguments |= {"enforce_eager": True}
 
     def sync(self, weights: Mapping[str, Tensor], step: int) -> None:
         """Takes weights in checkpoint format; the first call starts vLLM, on the CPU every call does."""
+        weights = self._as_stored(weights)
         if self._engine is None or self.device == "cpu":
             self._stop()
             self._write(weights)
@@ -174,38 +188,47 @@ class VllmEngine:
 
     def close(self) -> None:
         self._stop()
-        shutil.rmtree(self._folder)
+        self._folder.cleanup()
 
-    def _write(self, weights: Mapping[str, Tensor]) -> None:
-        """The weights as a checkpoint folder of their own; a tied tensor is written once, as transformers does."""
-        for name in COMPANIONS:
-            if (self.checkpoint / name).is_file():
-                shutil.copyfile(self.checkpoint / name, self._folder / name)
+    def _as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A tied tensor once, as transformers stores it, under the names of the engine's class."""
         stored: dict[int, str] = {}
         for name, tensor in weights.items():
             stored.setdefault(tensor.data_ptr(), name)
+        return {multimodal_name(name) if self._multimodal else name: weights[name] for name in stored.values()}
+
+    def _write(self, weights: Mapping[str, Tensor]) -> None:
+        """The weights as a checkpoint folder of their own."""
+        folder = Path(self._folder.name)
+        (folder / "config.json").write_text(json.dumps(self._config), encoding="utf-8")
+        if (self.checkpoint / GENERATION_CONFIG).is_file():
+            shutil.copyfile(self.checkpoint / GENERATION_CONFIG, folder / GENERATION_CONFIG)
         save_file(
-            {name: weights[name].contiguous().cpu() for name in stored.values()},
-            self._folder / "model.safetensors",
+            {name: tensor.contiguous().cpu() for name, tensor in weights.items()},
+            folder / "model.safetensors",
             metadata={"format": "pt"},
         )
 
     def _start(self) -> None:
         for name, value in (ENVIRONMENT | (CPU_ENVIRONMENT if self.device == "cpu" else {})).items():
             os.environ.setdefault(name, value)
+        os.environ[FAST_ROTATION] = "1" if self._hadacore else "0"
         from vllm import LLM
 
-        if self._safe_rotation:
-            import vllm.v1.attention.ops.int4_per_token_head as kernels
-
-            kernels._HADACORE_AVAILABLE = False
+        choose_rotation()
         self._engine = LLM(**self._arguments)
 
     def _stop(self) -> None:
-        if self._engine is not None:
-            self._engine.llm_engine.engine_core.shutdown()
-            self._engine = None
-            gc.collect()
+        """Ends vLLM and gives its memory back, so that another engine can start in this process."""
+        if self._engine is None:
+            return
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._engine.llm_engine.engine_core.shutdown()
+        self._engine = None
+        gc.collect()
+        if self.device == "cuda":
+            cleanup_dist_env_and_memory()
 
 
 def check_cpu_kernels(path: Path) -> None:

@@ -66,11 +66,18 @@ class QuantizationStage(Stage):
     quantization: Quantization
 
 
+class VllmOptions(Block):
+    linear_backend: str
+    attention_backend: str
+    gpu_memory_utilization: float
+
+
 class ValidationStage(Stage):
     precision: Precision
     prompt: Prompt
     runtime: Runtime
     engine: str
+    vllm: VllmOptions | None  # of engine vllm only
     top_logprobs_num: int
     temperature: float
     kv_cache_dtype: str
@@ -80,14 +87,21 @@ class ValidationStage(Stage):
     @classmethod
     def of(cls, settings: Settings) -> Self:
         rollout = settings.actor_rollout_ref.rollout
+        arguments = rollout.engine_kwargs.vllm
+        vllm = VllmOptions(
+            linear_backend=arguments.linear_backend,
+            attention_backend=arguments.attention_backend,
+            gpu_memory_utilization=rollout.gpu_memory_utilization,
+        )
         return cls(
             precision=settings.precision.model_copy(update={"limits": {}}),
             prompt=settings.prompt,
             runtime=settings.runtime,
             engine=rollout.name,
+            vllm=vllm if rollout.name == "vllm" else None,
             top_logprobs_num=settings.score_centering.top_logprobs_num,
             temperature=rollout.temperature,
-            kv_cache_dtype=rollout.engine_kwargs.vllm.kv_cache_dtype,
+            kv_cache_dtype=arguments.kv_cache_dtype,
             max_prompt_length=settings.data.max_prompt_length,
             max_response_length=settings.data.max_response_length,
         )

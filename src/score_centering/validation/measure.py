@@ -6,7 +6,7 @@ detail. The documentation of precision defines every name.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -139,9 +139,11 @@ def _generate(
     sampled = engine.generate(subject.prompts, plan.rollouts, sampling, plan.seed, capture)
     poison(plan.device)
     repeated = engine.generate(subject.prompts, plan.rollouts, sampling, plan.seed, capture)
-    ends = np.cumsum([len(r.token_ids) for r in sampled])[plan.rollouts - 1 :: plan.rollouts]
+    # No response is recorded for longer than the drift needs: a whole vocabulary a position is large.
+    first = replace(sampling, max_tokens=min(plan.max_tokens, plan.drift_tokens))
+    ends = np.cumsum([min(len(r.token_ids), first.max_tokens) for r in sampled])[plan.rollouts - 1 :: plan.rollouts]
     prompts = min(len(subject.prompts), int(np.searchsorted(ends, plan.drift_tokens)) + 1)
-    dense = engine.generate(subject.prompts[:prompts], plan.rollouts, sampling, plan.seed, vocab_size)
+    dense = engine.generate(subject.prompts[:prompts], plan.rollouts, first, plan.seed, vocab_size)
     validate_all(sampled, vocab_size)
     validate_all(dense, vocab_size)
     return sampled, repeated, dense, engine.generate(subject.prompts, 1, greedy, plan.seed, 0)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedConfig
 
 from score_centering.data import read_split
 from score_centering.model.chat import encode_prompt, stop_token_ids
@@ -16,12 +15,15 @@ from score_centering.model.manifest import verified_folder
 from score_centering.model.sources import load_folder
 from score_centering.precision import listed_linears
 from score_centering.precision.bf16 import install_cpu_kernels
+from score_centering.precision.names import text_part
 from score_centering.rollout import Engine, LocalEngine
+from score_centering.rollout.local.faults import CacheFaults
+from score_centering.rollout.vllm import VllmEngine
 from score_centering.settings import UserError
 from score_centering.settings.stages import ValidationStage
 from score_centering.validation.checkpoint import check_scheme, check_tensors, read_weights
 from score_centering.validation.gaps import allowed_head_sizes
-from score_centering.validation.measure import BF16, INT8_INT4KV, Plan, Subject, measure
+from score_centering.validation.measure import BF16, INT8, INT8_INT4KV, Plan, Subject, measure
 
 ENGINE_SLOTS = 64
 FORWARD_ROLLOUTS = 32
@@ -35,10 +37,42 @@ def validate_checkpoint(
     Raises:
         UserError: a manifest that does not hold, or a checkpoint that is not what its configuration says.
     """
+    subject, config = read_subject(stage, dataset_manifest, model_manifest, w8a8_config)
+    precision, vocab_size = stage.precision, subject.model.config.vocab_size
+    head_sizes, notes = allowed_head_sizes(precision.head_sizes, stage.top_logprobs_num, vocab_size)
+    if len(subject.prompts) < precision.prompts:
+        notes.append(
+            f"precision.prompts = {precision.prompts}, but only {len(subject.prompts)} held-out prompts are usable"
+        )
+    plan = Plan(
+        rollouts=precision.rollouts,
+        max_tokens=stage.max_response_length,
+        temperature=stage.temperature,
+        seed=precision.seed,
+        head_sizes=head_sizes,
+        drift_tokens=precision.drift_tokens,
+        batch_size=FORWARD_ROLLOUTS,
+        device=stage.runtime.device,
+    )
+    folders = {BF16: verified_folder(model_manifest), INT8: w8a8_config.parent}
+
+    def make_engine(precision: str) -> Engine:
+        if stage.engine == "vllm":
+            return vllm_engine(stage, precision, folders, vocab_size)
+        return engine_of(stage, precision, subject, config)
+
+    result = measure(subject, plan, make_engine)
+    result["notes"] = notes + result["notes"]
+    result["numbers"] = {name: value if math.isfinite(value) else None for name, value in result["numbers"].items()}
+    return result
+
+
+def read_subject(
+    stage: ValidationStage, dataset_manifest: Path, model_manifest: Path, w8a8_config: Path
+) -> tuple[Subject, dict[str, Any]]:
+    """The model under test with its held-out prompts, and the content of `w8a8_config`; see `validate_checkpoint`."""
     if not w8a8_config.is_file():
         raise UserError(f"{w8a8_config}: no such file")
-    if stage.engine != "local":
-        raise UserError(f"actor_rollout_ref.rollout.name = {stage.engine!r}: only local can be validated yet")
     torch.set_num_threads(stage.runtime.threads)
     device = stage.runtime.device
     folder = verified_folder(model_manifest)
@@ -49,20 +83,16 @@ def validate_checkpoint(
     if device == "cpu":
         install_cpu_kernels(model)
     listed = _listed(config, model, w8a8_config)
-    w8a8 = read_weights(w8a8_config.parent)
+    w8a8 = text_part(read_weights(w8a8_config.parent))
     base = untied(model.state_dict(), w8a8)
     check_tensors(base, w8a8, listed, str(w8a8_config.parent))
-    precision = stage.precision
     prompts = [
         encode_prompt(tokenizer, problem.prompt, stage.prompt.instruction, stage.prompt.enable_thinking)
         for problem in read_split(dataset_manifest, "test")
     ]
-    prompts = [prompt for prompt in prompts if len(prompt) <= stage.max_prompt_length][: precision.prompts]
+    prompts = [prompt for prompt in prompts if len(prompt) <= stage.max_prompt_length][: stage.precision.prompts]
     if not prompts:
         raise UserError(f"data.max_prompt_length = {stage.max_prompt_length}: every held-out prompt is longer")
-    head_sizes, notes = allowed_head_sizes(precision.head_sizes, stage.top_logprobs_num, model.config.vocab_size)
-    if len(prompts) < precision.prompts:
-        notes.append(f"precision.prompts = {precision.prompts}, but only {len(prompts)} held-out prompts are usable")
     subject = Subject(
         model=model,
         base=base,
@@ -72,21 +102,7 @@ def validate_checkpoint(
         stop_token_ids=stop_token_ids(tokenizer),
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
     )
-    plan = Plan(
-        rollouts=precision.rollouts,
-        max_tokens=stage.max_response_length,
-        temperature=stage.temperature,
-        seed=precision.seed,
-        head_sizes=head_sizes,
-        drift_tokens=precision.drift_tokens,
-        batch_size=FORWARD_ROLLOUTS,
-        device=device,
-    )
-    engine_config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    result = measure(subject, plan, lambda kind: _engine(stage, kind, engine_config, config))
-    result["notes"] = notes + result["notes"]
-    result["numbers"] = {name: value if math.isfinite(value) else None for name, value in result["numbers"].items()}
-    return result
+    return subject, config
 
 
 def untied(weights: Mapping[str, Tensor], names: Container[str]) -> dict[str, Tensor]:
@@ -95,9 +111,16 @@ def untied(weights: Mapping[str, Tensor], names: Container[str]) -> dict[str, Te
     return {name: tensor for name, tensor in weights.items() if name in names or tensor.data_ptr() not in stored}
 
 
-def _engine(stage: ValidationStage, precision: str, config: PreTrainedConfig, w8a8_config: dict[str, Any]) -> Engine:
+def engine_of(
+    stage: ValidationStage,
+    precision: str,
+    subject: Subject,
+    w8a8_config: dict[str, Any],
+    faults: CacheFaults | None = None,
+) -> Engine:
+    """A fresh local engine of `precision`, without weights."""
     return LocalEngine(
-        config,
+        subject.model.config,
         quantization=None if precision == BF16 else "int8",
         w8a8_config=None if precision == BF16 else w8a8_config,
         kv_cache="int4_per_token_head" if precision == INT8_INT4KV else "auto",
@@ -105,6 +128,24 @@ def _engine(stage: ValidationStage, precision: str, config: PreTrainedConfig, w8
         max_prompt_length=stage.max_prompt_length,
         max_response_length=stage.max_response_length,
         device=stage.runtime.device,
+        faults=faults,
+    )
+
+
+def vllm_engine(stage: ValidationStage, precision: str, folders: Mapping[str, Path], vocab_size: int) -> VllmEngine:
+    """A fresh vLLM engine of `precision`, without weights; `folders` hold the BF16 and the INT8 config.json.
+
+    The exact drift needs the whole vocabulary as candidates.
+    """
+    return VllmEngine(
+        folders[BF16 if precision == BF16 else INT8],
+        kv_cache="int4_per_token_head" if precision == INT8_INT4KV else "auto",
+        device=stage.runtime.device,
+        max_batch=ENGINE_SLOTS,
+        max_prompt_length=stage.max_prompt_length,
+        max_response_length=stage.max_response_length,
+        max_logprobs=vocab_size,
+        **stage.vllm.model_dump(),
     )
 
 
