@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from score_centering.settings import UserError, cli, run_main
+from score_centering.settings import cli, run_main
 from score_centering.settings.stages import TrainStage
 
 
@@ -35,9 +35,29 @@ def main() -> None:
 
     arm_objective(stage, arguments.baseline)
     if arguments.print_config:
-        print(yaml.safe_dump(stage.model_dump(mode="json"), sort_keys=False), end="")
+        print(_resolved(arguments, stage), end="")
         return
     _train(arguments, stage)
+
+
+def _resolved(arguments: argparse.Namespace, stage: TrainStage) -> str:
+    """The settings, or what verl makes of them: its whole configuration."""
+    if stage.trainer.name == "local":
+        return yaml.safe_dump(stage.model_dump(mode="json"), sort_keys=False)
+    from omegaconf import OmegaConf
+
+    from score_centering.training.verl.config import verl_config
+
+    results = Path("results") / stage.experiment
+    w8a8 = stage.w8a8_config(results)
+    config = verl_config(
+        stage,
+        arguments.baseline,
+        arguments.seed,
+        (arguments.model_manifest or results / "model/manifest.json").parent / "base",
+        w8a8 and (arguments.w8a8_config or w8a8),
+    )
+    return OmegaConf.to_yaml(config, sort_keys=True)
 
 
 def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
@@ -47,8 +67,6 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
         die_with_parent(arguments.parent)
     from score_centering.training.loggers import check
 
-    if stage.trainer.name != "local":
-        raise UserError(f"trainer.name = {stage.trainer.name!r}: this version has the local trainer only")
     check(stage.trainer.logger, arguments.smoke)
     results = Path("results") / stage.experiment
     dataset = arguments.dataset_manifest or results / "dataset/manifest.json"
@@ -63,7 +81,12 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     from score_centering.runs import PRODUCTS, make_identity, open_run
     from score_centering.settings.inputs import sha256_file
     from score_centering.training.device import device_name, gpu_faults, lease
-    from score_centering.training.local import Inputs, train
+    from score_centering.training.loop import Inputs
+
+    if stage.trainer.name == "verl":
+        from score_centering.training.verl.trainer import train
+    else:
+        from score_centering.training.local import train
 
     inputs = Inputs(
         train=read_table(arguments.train_file) if arguments.train_file else read_split(dataset, "train"),

@@ -4,8 +4,13 @@ from typing import Any
 from uuid import uuid4
 
 from omegaconf import DictConfig
-from verl.experimental.agent_loop import AgentLoopBase, AgentLoopManager, AgentLoopOutput, register
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopManager,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+    register,
+)
 from verl.utils.profiler import simple_timer
 
 from score_centering.training.verl.capture import to_rollout

@@ -1,16 +1,34 @@
 """Enters this project's classes into verl's registries; verl imports it in every worker (`model.external_lib`)."""
 
 import torch
+from verl.workers.rollout import base
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
-from score_centering.training.verl import engine, packed_qwen3_5  # noqa: F401  the import of the second installs it
+from score_centering.training.verl import (
+    agent_loop,  # noqa: F401  enters itself
+    engine,
+    packed_qwen3_5,  # noqa: F401  installs itself
+)
+
+
+def _local_replica() -> type[RolloutReplica]:
+    from score_centering.training.verl.local_rollout import Replica
+
+    return Replica
+
+
+def _register_rollouts() -> None:
+    RolloutReplicaRegistry.register("local", _local_replica)
+    base._ROLLOUT_REGISTRY["local", "async"] = "score_centering.training.verl.local_rollout.Adapter"
 
 
 def _cpu_memory_statistics() -> None:
-    """verl reports device memory through `torch.<device>`; torch.cpu has no such counters."""
-    for name in ("max_memory_allocated", "max_memory_reserved"):
+    """verl reads device memory through `torch.<device>`; torch.cpu lacks these names, and nothing is counted there."""
+    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved", "empty_cache"):
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, lambda: 0)
 
 
 engine.register()
+_register_rollouts()
 _cpu_memory_statistics()

@@ -41,7 +41,7 @@ from score_centering.training.verl.capture import request
 from score_centering.training.verl.config import micro_batch_size, verl_config
 from score_centering.training.verl.loss import LOGPROBS, SUMS, PolicyLoss
 from score_centering.training.verl.session import ray_session
-from score_centering.training.verl.worker import Worker, shard_path
+from score_centering.training.verl.worker import ActorWorker, shard_path
 
 POOL = "global_pool"
 
@@ -201,8 +201,9 @@ class RayTrainer(RayPPOTrainer):
     def build(cls, config: DictConfig, tokenizer: Any) -> "RayTrainer":
         validate_config(config, need_reference_policy(config), need_critic(config))
         per_node = [config.trainer.n_gpus_per_node] * config.trainer.nnodes
-        pools = _Pools(resource_pool_spec={POOL: per_node}, mapping={Role.ActorRollout: POOL}, max_colocate_count=1)
-        return cls(config, tokenizer, {Role.ActorRollout: ray.remote(Worker)}, pools)
+        kind = ResourcePoolManager if config.trainer.device == "cuda" else _CpuPools
+        pools = kind(resource_pool_spec={POOL: per_node}, mapping={Role.ActorRollout: POOL}, max_colocate_count=1)
+        return cls(config, tokenizer, {Role.ActorRollout: ray.remote(ActorWorker)}, pools)
 
     @property
     def world_size(self) -> int:
@@ -212,13 +213,10 @@ class RayTrainer(RayPPOTrainer):
         """Prompts come from the run loop."""
 
 
-class _Pools(ResourcePoolManager):
-    """Pools of GPUs, or of processes where this machine has none."""
+class _CpuPools(ResourcePoolManager):
+    """Pools of processes without a GPU."""
 
     def create_resource_pool(self) -> None:
-        if torch.cuda.is_available():
-            super().create_resource_pool()
-            return
         for name, processes in self.resource_pool_spec.items():
             self.resource_pool_dict[name] = RayResourcePool(
                 process_on_nodes=processes, use_gpu=False, max_colocate_count=1, name_prefix=name

@@ -12,7 +12,7 @@ from score_centering.runs.files import make_folder, sync_file, sync_folder, writ
 from score_centering.settings.inputs import sha256_file
 
 
-class Worker(ActorRolloutRefWorker):
+class ActorWorker(ActorRolloutRefWorker):
     """One rank: its part of the model, and the adapter to its rollout server."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
