@@ -13,7 +13,7 @@ def test_sweep_trains_its_grid_and_needs_no_gate(fresh):
 
 def test_faults_check_the_engine_and_train_the_arms(fresh):
     jobs = fresh.jobs("faults")
-    assert (jobs["fault_check"], jobs["study_run"], jobs["faults"]) == (1, 14, 1)
+    assert (jobs["fault_check"], jobs["study_run"], jobs["faults"]) == (1, 8, 1)
 
 
 def test_drift_is_one_measurement_and_its_figure(fresh):
@@ -25,5 +25,5 @@ def test_all_needs_no_study(fresh):
 
 
 def test_a_preset_may_choose_other_cells(fresh):
-    jobs = fresh.jobs("sweep", "--config", "sweep={arms: [sc], seeds: [0, 7]}")
-    assert jobs["study_run"] == 8
+    jobs = fresh.jobs("sweep", "--config", "sweep={columns: [bf16, int8], arms: [sc], seeds: [0, 7]}")
+    assert jobs["study_run"] == 4

@@ -71,8 +71,12 @@ class Tokenizer(Block):
 
 
 class Scratch(Block):
-    architecture: Literal["qwen3_5_text"] = Field(description="transformers' own Qwen3.5 text classes")
-    parameters: dict[str, Any] = Field(description="keyword parameters of transformers' Qwen3_5TextConfig")
+    architecture: Literal["qwen3_5_text", "qwen3_5_moe_text"] = Field(
+        description="transformers' own Qwen3.5 text classes, dense or a mixture of experts"
+    )
+    parameters: dict[str, Any] = Field(
+        description="keyword parameters of transformers' Qwen3_5TextConfig or Qwen3_5MoeTextConfig; null: its default"
+    )
     tokenizer: Tokenizer
     seed: int = Field(default=0, description="seed of the initial weights")
 
@@ -356,10 +360,18 @@ class SweepPrecision(Block):
 
 
 class Sweep(Block):
-    precisions: dict[Name, SweepPrecision] = Field(description="columns of the grid")
+    precisions: dict[Name, SweepPrecision] = Field(description="definitions; columns selects")
+    columns: Annotated[list[str], Field(min_length=1)] = Field(description="precisions of the grid")
     arms: Annotated[list[str], Field(min_length=1)] = Field(description="rows of the grid")
     seeds: Annotated[list[NonNegative], Field(min_length=1)] = Field(description="seeds of each cell")
     overrides: dict[str, Any] = Field(description="settings laid over every run")
+
+    @model_validator(mode="after")
+    def _defined(self) -> "Sweep":
+        for name in self.columns:
+            if name not in self.precisions:
+                raise ValueError(f"columns: unknown precision {name!r} (defined: {', '.join(sorted(self.precisions))})")
+        return self
 
 
 class Settings(Block):
@@ -397,7 +409,14 @@ class Settings(Block):
                 f"score_centering.top_logprobs_num = {self.score_centering.top_logprobs_num} exceeds the vocabulary "
                 f"of {scratch.tokenizer.vocab_size} tokens (model.scratch.tokenizer.vocab_size)"
             )
-        rollouts = self.data.train_batch_size * self.actor_rollout_ref.rollout.n
+        rollout = self.actor_rollout_ref.rollout
+        replays = (self.trainer.name, rollout.name, rollout.transport) == ("local", "local", "direct")
+        if rollout.enable_rollout_routing_replay and not replays:
+            raise ValueError(
+                "actor_rollout_ref.rollout.enable_rollout_routing_replay = true needs trainer.name local, "
+                "actor_rollout_ref.rollout.name local and actor_rollout_ref.rollout.transport direct"
+            )
+        rollouts = self.data.train_batch_size * rollout.n
         if rollouts % self.actor_rollout_ref.actor.mini_batches:
             raise ValueError(
                 f"actor_rollout_ref.actor.mini_batches = {self.actor_rollout_ref.actor.mini_batches} does not divide "

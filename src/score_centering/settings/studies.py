@@ -26,9 +26,10 @@ def cells(settings: Settings, study: str) -> dict[str, Cell]:
     A cell's name is a folder's.
     """
     if study == "sweep":
+        precisions = settings.sweep.precisions
         return {
-            name: Cell(precision.overrides, _noise(precision.weight_noise))
-            for name, precision in settings.sweep.precisions.items()
+            name: Cell(precisions[name].overrides, _noise(precisions[name].weight_noise))
+            for name in settings.sweep.columns
         }
     faults = settings.faults
     damaged = {

@@ -55,3 +55,8 @@ def test_a_perturbation_is_part_of_the_identity():
 def test_unknown_arms_are_refused(study):
     with pytest.raises(UserError, match=rf"{study}\.arms: unknown arm 'nothing'"):
         load_settings([DEFAULT], [f"{study}.arms=[nothing]"])
+
+
+def test_unknown_columns_are_refused():
+    with pytest.raises(UserError, match=r"sweep: columns: unknown precision 'fp4' \(defined: bf16, int8"):
+        load_settings([DEFAULT], ["sweep.columns=[fp4]"])

@@ -97,4 +97,5 @@ def test_a_variant_is_a_setting_of_centering(k, enabled, recorded):
     made = Variant("online", k).stage(stage, 512)
     assert (made.score_centering.centering, made.score_centering.top_logprobs_num) == (enabled, recorded)
     assert made.model_copy(update={"score_centering": stage.train.score_centering}) == stage.train
-    assert made.actor_rollout_ref.actor.optim.name == "sgd" and made.data.train_batch_size == 8
+    assert made.actor_rollout_ref.actor.optim == stage.drift.optim
+    assert made.data.train_batch_size == stage.drift.train_batch_size
