@@ -76,8 +76,8 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def child(way: str, folder: Path, what: str) -> None:
-    """Prints one measurement as JSON: temporary bytes, or seconds and peak RSS above the start."""
+def child(way: str, folder: Path, what: str, repeats: int) -> None:
+    """Prints one measurement as JSON: temporary bytes, or median seconds and peak RSS above the start."""
     torch.set_num_threads(1)
     rows, decode = read_rows(folder), WAYS[way]
     if what == "temporaries":
@@ -86,7 +86,7 @@ def child(way: str, folder: Path, what: str) -> None:
         print(json.dumps({"temporary": tracemalloc.get_traced_memory()[1], "digest": digest(routes)}))
         return
     before, seconds = resident_bytes(), []
-    for _ in range(5):
+    for _ in range(repeats):
         start = time.perf_counter()
         routes = decode(rows)
         seconds.append(time.perf_counter() - start)
@@ -101,21 +101,21 @@ def digest(routes: torch.Tensor) -> int:
     return zlib.crc32(routes.numpy().data)
 
 
-def run_child(way: str, folder: Path, what: str) -> dict[str, float]:
-    command = [sys.executable, __file__, "child", way, str(folder), what]
+def run_child(way: str, folder: Path, what: str, repeats: int = 1) -> dict[str, float]:
+    command = [sys.executable, __file__, "child", way, str(folder), what, str(repeats)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def main() -> None:
-    arguments = parse_args(__doc__)
+    processes, repeats = (1, 3) if parse_args(__doc__).quick else (5, 5)
     figures: dict[str, float] = {"tensor, MiB": TENSOR_BYTES / 2**20}
     with tempfile.TemporaryDirectory() as folder:
         array = write_payloads(Path(folder))
         figures["largest array, MiB"] = array / 2**20
         timed: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-        for _ in range(1 if arguments.quick else 5):
+        for _ in range(processes):
             for way in WAYS:  # in turn, so that a disturbance meets both
-                timed[way].append(run_child(way, Path(folder), "time"))
+                timed[way].append(run_child(way, Path(folder), "time", repeats))
         temporaries = {way: run_child(way, Path(folder), "temporaries") for way in WAYS}
     for way, runs in timed.items():
         figures[f"{way}: temporary MiB"] = temporaries[way]["temporary"] / 2**20
@@ -136,6 +136,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
-        child(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
+        child(sys.argv[2], Path(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
     else:
         main()

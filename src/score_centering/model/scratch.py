@@ -3,13 +3,18 @@
 from collections.abc import Iterable
 
 import torch
+import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from score_centering.settings import UserError
 from score_centering.settings.model import Scratch
 
+# transformers' config and model class of each architecture
+CLASSES = {
+    "qwen3_5_text": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
+    "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
+}
 PAD, BEGIN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -49,17 +54,20 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def build_model(scratch: Scratch, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """A Qwen3.5 text model with weights drawn from `scratch.seed`, in FP32.
+    """A Qwen3.5 text model, dense or a mixture of experts, with weights drawn from `scratch.seed`, in FP32.
 
     Raises:
-        UserError: a parameter that Qwen3_5TextConfig does not know.
+        UserError: a parameter that transformers' config class does not know.
     """
-    known = set(Qwen3_5TextConfig().to_dict())
-    unknown = sorted(set(scratch.parameters) - known)
+    config_class, model_class = (getattr(transformers, name) for name in CLASSES[scratch.architecture])
+    parameters = {name: value for name, value in scratch.parameters.items() if value is not None}
+    unknown = sorted(parameters.keys() - config_class().to_dict().keys())
     if unknown:
-        raise UserError(f"model.scratch.parameters: unknown {', '.join(unknown)} (see transformers' Qwen3_5TextConfig)")
-    config = Qwen3_5TextConfig(
-        **scratch.parameters,
+        raise UserError(
+            f"model.scratch.parameters: unknown {', '.join(unknown)} (see transformers' {config_class.__name__})"
+        )
+    config = config_class(
+        **parameters,
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -67,4 +75,4 @@ def build_model(scratch: Scratch, tokenizer: PreTrainedTokenizerFast) -> PreTrai
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(scratch.seed)
-        return Qwen3_5ForCausalLM(config)
+        return model_class(config)

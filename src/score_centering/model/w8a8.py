@@ -105,6 +105,11 @@ def _model_class(folder: Path) -> tuple[type[transformers.PreTrainedModel], tran
     architecture = (config.architectures or ["none"])[0]
     if not hasattr(transformers, architecture):
         raise UserError(f"{folder}: config.json names the class {architecture!r}, which transformers does not have")
+    if hasattr(config, "num_experts"):
+        raise UserError(
+            f"{folder}: llm-compressor takes a mixture's experts apart, so no W8A8 checkpoint of it is prepared here; "
+            "use BF16 rollouts (quantization: null), or SC_INT8_CONFIG with a config.json that lists its linear layers"
+        )
     return getattr(transformers, architecture), config
 
 

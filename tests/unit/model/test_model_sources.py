@@ -76,6 +76,13 @@ def test_scratch_model_is_seeded_and_refuses_unknown_parameters(tokenizer):
         build_model(scratch(hidden_sise=3), tokenizer)
 
 
+def test_scratch_model_can_be_a_mixture_of_experts(tokenizer):
+    mixture = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts": 4}
+    options = scratch(**mixture, num_experts_per_tok=2, intermediate_size=None)
+    model = build_model(options.model_copy(update={"architecture": "qwen3_5_moe_text"}), tokenizer)
+    assert type(model).__name__ == "Qwen3_5MoeForCausalLM" and model.config.num_experts == 4
+
+
 @pytest.mark.parametrize(
     ("prompt", "answer", "worked"),
     [

@@ -120,6 +120,14 @@ def test_quantised_base_is_refused(prepared, tmp_path):
         prepare_w8a8(output, manifest_of(output), QUANTIZATION, tmp_path)
 
 
+def test_a_mixture_of_experts_is_refused(base, tmp_path):
+    config = json.loads((base / "config.json").read_text())
+    config |= {"model_type": "qwen3_5_moe_text", "architectures": ["Qwen3_5MoeForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"takes a mixture's experts apart.*quantization: null.*SC_INT8_CONFIG"):
+        prepare_w8a8(tmp_path, manifest_of(base), QUANTIZATION, tmp_path / "out")
+
+
 def test_nothing_to_quantise_is_refused(base, tmp_path):
     with pytest.raises(UserError, match=r"match no layer"):
         prepare_w8a8(base, manifest_of(base), Quantization(ignore=["re:.*"]), tmp_path)

@@ -13,9 +13,11 @@ from score_centering.precision import requantise
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.rollout import LocalEngine, Rollout, Sampling, validate_all
 from score_centering.rollout.wire import decode, encode
-from score_centering.settings import UserError
+from score_centering.settings import UserError, load_settings
 from score_centering.settings.model import Actor, Optim
+from score_centering.settings.stages import TrainStage
 from score_centering.training.batch import make_micro_batch
+from score_centering.training.local import _local_engine as local_engine
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
 
@@ -149,6 +151,22 @@ def test_recording_changes_no_rollout():
         assert a.routes is None
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
         np.testing.assert_array_equal(a.logprobs, b.logprobs)
+
+
+SWITCH = "actor_rollout_ref.rollout.enable_rollout_routing_replay=true"
+
+
+def test_the_switch_reaches_the_engine():
+    overrides = ["actor_rollout_ref.rollout.quantization=null", "actor_rollout_ref.rollout.max_num_seqs=4"]
+    for extra, recorded in (([], False), ([SWITCH], True)):
+        stage = TrainStage.of(load_settings(overrides=[*overrides, *extra]))
+        assert (local_engine(stage, CONFIG, None, 0)._prompt_routes.numel() > 0) == recorded
+
+
+@pytest.mark.parametrize("other", ["actor_rollout_ref.rollout.transport=gateway", "trainer.name=verl"])
+def test_routes_are_never_lost_silently(other):
+    with pytest.raises(UserError, match=r"enable_rollout_routing_replay = true needs trainer\.name local"):
+        load_settings(overrides=[SWITCH, other])
 
 
 def test_a_dense_model_holds_and_records_nothing():
