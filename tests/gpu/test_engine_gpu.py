@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
 from score_centering.precision import int4_kv, requantise
 from score_centering.rollout import LocalEngine, Sampling, validate_all
@@ -25,6 +25,13 @@ QWEN = Qwen3_5TextConfig(
     linear_value_head_dim=32,
     tie_word_embeddings=True,
     initializer_range=0.1,
+)
+MIXTURE = Qwen3_5MoeTextConfig(
+    **{key: value for key, value in QWEN.to_diff_dict().items() if key not in ("intermediate_size", "model_type")},
+    moe_intermediate_size=64,
+    shared_expert_intermediate_size=64,
+    num_experts=16,
+    num_experts_per_tok=4,
 )
 LLAMA = LlamaConfig(
     vocab_size=3000,
@@ -57,9 +64,8 @@ def weights_of(config, listed, seed=0):
 
 
 def make(config, mode, device="cuda", max_batch=24):
-    engine = LocalEngine(
-        config, **mode, max_batch=max_batch, max_prompt_length=90, max_response_length=40, device=device
-    )
+    sizes = {"max_batch": max_batch, "max_prompt_length": 90, "max_response_length": 40}
+    engine = LocalEngine(config, **mode, **sizes, device=device, record_routes=config is MIXTURE)
     engine.sync(weights_of(config, engine.listed), step=0)
     return engine
 
@@ -67,7 +73,7 @@ def make(config, mode, device="cuda", max_batch=24):
 def assert_same(first, second):
     for a, b in zip(first, second, strict=True):
         assert (a.prompt_index, a.sample_index, a.finish_reason) == (b.prompt_index, b.sample_index, b.finish_reason)
-        for field in ("token_ids", "logprobs", "candidate_ids", "candidate_logprobs"):
+        for field in ("token_ids", "logprobs", "candidate_ids", "candidate_logprobs", "routes"):
             np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
 
 
@@ -78,7 +84,9 @@ CASES = pytest.mark.parametrize(
 )
 
 
-@CASES
+@pytest.mark.parametrize(
+    ("config", "mode"), [*CASES.args[1], (MIXTURE, LOW)], ids=[*CASES.kwargs["ids"], "mixture-low"]
+)
 def test_a_rollout_does_not_depend_on_what_shares_its_batch(config, mode):
     engine = make(config, mode)
     whole = engine.generate(PROMPTS, 4, SAMPLING, seed=7, top_logprobs=16)
