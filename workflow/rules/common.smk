@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from score_centering.settings import UserError, resolve, stage_json
+from score_centering.settings.studies import STUDIES, cell_stage, cells
 
 
 def resolved(arm=None, smoke=False):
@@ -22,6 +23,22 @@ def prepend(variable, folder):
     os.environ[variable] = os.pathsep.join(filter(None, [str(folder), os.environ.get(variable)]))
 
 
+def study_files(study, name):
+    """The file `name` of each run of a study, cell by cell, then by arm and seed."""
+    grid = getattr(SETTINGS, study)
+    pattern = f"<results>/{study}/runs/{{cell}}/{{arm}}/seed{{seed}}/{name}"
+    return expand(pattern, cell=CELLS[study], arm=grid.arms, seed=grid.seeds)
+
+
+def study_figure(study):
+    """The figure of a study, in three formats."""
+    return report(
+        multiext(f"<results>/{study}/{study}", ".png", ".svg", ".pdf"),
+        category="Studies",
+        caption=f"../report/{study}.rst",
+    )
+
+
 SETTINGS = resolved()
 ARMS = list(SETTINGS.arms)
 SEEDS = SETTINGS.run.seeds
@@ -29,6 +46,7 @@ TRAINING = {arm: stage_json(resolved(arm), "train") for arm in ARMS}
 GPU = int(SETTINGS.runtime.device == "cuda")
 # Set SC_INT8_CONFIG, or the setting itself, to validate and use a W8A8 model instead of building one.
 W8A8_CONFIG = SETTINGS.actor_rollout_ref.rollout.quantization_config_file or "<results>/model/w8a8/config.json"
+CELLS = {study: list(cells(SETTINGS, study)) for study in STUDIES}
 RUNS = expand("<results>/runs/{arm}/seed{seed}/run.json", arm=SETTINGS.run.arms, seed=SEEDS)
 
 # GPU jobs run one at a time unless SC_RUNS_PER_GPU, a profile or --resources says otherwise.

@@ -5,40 +5,22 @@ guard. Runs of faults and sweep are training runs as any other, so they resume; 
 identity. Use the GPU where `runtime.device` is cuda.
 """
 
-from score_centering.settings.studies import STUDIES, cell_stage, cells
-
-CELLS = {study: list(cells(SETTINGS, study)) for study in STUDIES}
-
-
-def study_files(study, name):
-    """The file `name` of each run of a study, cell by cell, then by arm and seed."""
-    grid = getattr(SETTINGS, study)
-    pattern = f"<results>/{study}/runs/{{cell}}/{{arm}}/seed{{seed}}/{name}"
-    return expand(pattern, cell=CELLS[study], arm=grid.arms, seed=grid.seeds)
-
-
-def drawn(study):
-    """The figure of a study, in three formats."""
-    return report(
-        multiext(f"<results>/{study}/{study}", ".png", ".svg", ".pdf"),
-        category="Studies",
-        caption=f"../report/{study}.rst",
-    )
-
 
 rule study_settings:
     output:
         settings="<results>/{study}/settings/{cell}/{arm}.json",
     log:
         "<results>/logs/{study}/settings/{cell}/{arm}.log",
-    conda:
-        "../../environment.yml"
-    threads: 1
     wildcard_constraints:
         study="|".join(STUDIES),
         cell="|".join(map(re.escape, sorted({cell for names in CELLS.values() for cell in names}))),
+    conda:
+        "../../environment.yml"
+    threads: 1
     params:
-        settings=lambda wildcards: cell_stage(config, SETTINGS, wildcards.study, wildcards.cell, wildcards.arm).to_json(),
+        settings=lambda wildcards: cell_stage(
+            config, SETTINGS, wildcards.study, wildcards.cell, wildcards.arm
+        ).to_json(),
     shell:
         """
         printf '%s\\n' {params.settings:q} >{output.settings:q} 2>{log:q}
@@ -58,15 +40,15 @@ rule study_run:
         run="<results>/{study}/runs/{cell}/{arm}/seed{seed}/run.json",
     log:
         "<results>/logs/{study}/runs/{cell}/{arm}/seed{seed}.log",
+    wildcard_constraints:
+        study="|".join(STUDIES),
+        cell="|".join(map(re.escape, sorted({cell for names in CELLS.values() for cell in names}))),
+        seed=r"\d+",
     conda:
         "../../environment.yml"
     threads: 1
     resources:
         gpu=GPU,
-    wildcard_constraints:
-        study="|".join(STUDIES),
-        cell="|".join(map(re.escape, sorted({cell for names in CELLS.values() for cell in names}))),
-        seed=r"\d+",
     params:
         folder=subpath(output.run, parent=True),
     shell:
@@ -92,7 +74,7 @@ rule sweep:
         metrics=study_files("sweep", "metrics.parquet"),
         run=study_files("sweep", "run.json"),
     output:
-        drawn("sweep"),
+        study_figure("sweep"),
         table="<results>/sweep/sweep.parquet",
     log:
         "<results>/logs/sweep.log",
@@ -145,7 +127,7 @@ rule faults:
         metrics=study_files("faults", "metrics.parquet"),
         run=study_files("faults", "run.json"),
     output:
-        drawn("faults"),
+        study_figure("faults"),
         table="<results>/faults/faults.parquet",
     log:
         "<results>/logs/faults.log",
@@ -171,20 +153,23 @@ rule drift_runs:
         model="<results>/model/manifest.json",
         w8a8=W8A8_CONFIG,
     output:
-        rows="<results>/drift/drift.parquet",
+        rows="<results>/drift/{sampler}.parquet",
     log:
-        "<results>/logs/drift_runs.log",
+        "<results>/logs/drift/{sampler}.log",
     conda:
         "../../environment.yml"
     threads: 1
     resources:
         gpu=GPU,
+    wildcard_constraints:
+        sampler="online|frozen",
     params:
         settings=stage_json(SETTINGS, "drift"),
     shell:
         """
         exec python workflow/scripts/drift.py \
             --settings {params.settings:q} \
+            --sampler {wildcards.sampler:q} \
             --dataset-manifest {input.dataset:q} \
             --model-manifest {input.model:q} \
             --w8a8-config {input.w8a8:q} \
@@ -195,20 +180,22 @@ rule drift_runs:
 
 rule drift:
     input:
-        rows="<results>/drift/drift.parquet",
+        online="<results>/drift/online.parquet",
+        frozen="<results>/drift/frozen.parquet",
     output:
-        drawn("drift"),
+        study_figure("drift"),
+        table="<results>/drift/drift.parquet",
     log:
         "<results>/logs/drift.log",
     conda:
         "../../environment.yml"
     threads: 1
     params:
-        stem=lambda wildcards, input: os.path.splitext(input.rows)[0],
+        stem=lambda wildcards, output: os.path.splitext(output.table)[0],
     shell:
         """
         exec python workflow/scripts/studies.py drift \
-            --measured {input.rows:q} \
+            --measured {input.online:q} {input.frozen:q} \
             --output {params.stem:q} \
             &> >(tee {log:q} >&2)
         """

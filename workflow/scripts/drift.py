@@ -9,6 +9,7 @@ from score_centering.settings.stages import DriftStage
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sampler", required=True, choices=("online", "frozen"), help="synced every step, or never")
     parser.add_argument("--dataset-manifest", type=Path, required=True, metavar="FILE", help="dataset/manifest.json")
     parser.add_argument("--model-manifest", type=Path, required=True, metavar="FILE", help="model/manifest.json")
     parser.add_argument("--w8a8-config", type=Path, required=True, metavar="FILE", help="config.json of the W8A8 model")
@@ -36,7 +37,7 @@ def main() -> None:
     )
     vocab_size = AutoConfig.from_pretrained(inputs.model_folder, local_files_only=True).vocab_size
     rows = []
-    for run in drift_runs(stage, inputs, vocab_size):
+    for run in drift_runs(stage, arguments.sampler, inputs, vocab_size):
         first, last = run[0], run[-1]
         print(
             f"seed {last['seed']}  {last['sampler']:6}  {last['centering']:5}  moved {last['displacement']:.4f}  "

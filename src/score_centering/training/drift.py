@@ -19,6 +19,7 @@ from score_centering.settings.model import Drift, ScoreCentering
 from score_centering.settings.stages import DriftStage, TrainStage
 from score_centering.training.local import Inputs, LocalTrainer
 
+Sampler = Literal["online", "frozen"]
 Weights = dict[str, Tensor]
 METRICS = ("loss", "grad_norm", "learning_rate", "entropy", "k3_kl", "head_mass_sampler")
 
@@ -27,7 +28,7 @@ METRICS = ("loss", "grad_norm", "learning_rate", "entropy", "k3_kl", "head_mass_
 class Variant:
     """k: size of the recorded head; None leaves centering out, 0 takes the whole vocabulary (exact)."""
 
-    sampler: Literal["online", "frozen"]
+    sampler: Sampler
     k: int | None
 
     @property
@@ -43,24 +44,22 @@ class Variant:
         return drift.train.model_copy(update={"score_centering": centering})
 
 
-def variants(head_sizes: Sequence[int]) -> list[Variant]:
-    """Exact, without centering, and at each K; online and frozen."""
-    return [Variant(sampler, k) for sampler in ("online", "frozen") for k in (0, None, *head_sizes)]
+def variants(sampler: Sampler, head_sizes: Sequence[int]) -> list[Variant]:
+    """Exact, without centering, and at each K."""
+    return [Variant(sampler, k) for k in (0, None, *head_sizes)]
 
 
-def drift_runs(stage: DriftStage, inputs: Inputs, vocab_size: int) -> Iterator[list[dict[str, Any]]]:
+def drift_runs(stage: DriftStage, sampler: Sampler, inputs: Inputs, vocab_size: int) -> Iterator[list[dict[str, Any]]]:
     """Each seed's and variant's run: its rows, step 0 first (the columns of figures.drift.DRIFT)."""
     runtime = stage.train.runtime
     torch.set_num_threads(runtime.threads)
     with Scorer(runtime.reward_workers, runtime.reward_timeout_seconds) as scorer:
         for seed in stage.drift.seeds:
             exact: dict[int, Weights] = {}
-            for variant in variants(stage.drift.head_sizes):
+            for variant in variants(sampler, stage.drift.head_sizes):
                 torch.manual_seed(seed)
                 trainer = DriftTrainer(variant.stage(stage, vocab_size), variant.centering, seed, inputs)
-                labels = {"sampler": variant.sampler, "centering": variant.centering, "seed": seed}
-                if variant.k == 0:
-                    exact = {}
+                labels = {"sampler": sampler, "centering": variant.centering, "seed": seed}
                 yield [labels | row for row in trainer.rows(stage.drift, variant, exact, scorer)]
                 trainer.engine.close()
 
@@ -86,7 +85,7 @@ class DriftTrainer(LocalTrainer):
             if variant.sampler == "frozen":
                 self.engine.sync(sampler, 0)
             rollouts = self._generate(prompts, drift.n, step, greedy=False)
-            validate_all(rollouts, self.model.config.vocab_size)
+            validate_all(rollouts, self.vocab_size, self.top_logprobs)
             answers = [prompt.answer for prompt in prompts for _ in range(drift.n)]
             rewards = scorer.score(*self._texts(rollouts, answers)).rewards
             gains = torch.full((len(rollouts),), drift.advantage)

@@ -1,4 +1,6 @@
 import json
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -46,3 +48,13 @@ def test_scan_has_a_row_a_run_and_the_settings_that_differ(synthetic, tmp_path):
 def test_a_folder_without_a_finished_run_is_named(tmp_path):
     with pytest.raises(UserError, match="holds no finished run"):
         find_runs([tmp_path])
+
+
+def test_program(synthetic, tmp_path, monkeypatch, capsys):
+    finished(synthetic, tmp_path / "e", "sc", 0, {"lr": 1})
+    program = Path(__file__).parents[3] / "workflow/scripts/scan.py"
+    monkeypatch.setattr("sys.argv", [str(program), str(tmp_path), "--output", str(tmp_path / "out/scan.parquet")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(program), run_name="__main__")
+    assert ended.value.code == 0 and "1 runs" in capsys.readouterr().out
+    assert pq.read_table(tmp_path / "out/scan.parquet").column_names[:3] == ["experiment", "arm", "seed"]

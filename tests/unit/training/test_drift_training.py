@@ -86,9 +86,8 @@ def test_what_a_smaller_head_leaves():
 
 
 def test_variants_differ_in_sampler_and_centering_only():
-    found = [(variant.sampler, variant.centering) for variant in variants([8, 32])]
-    names = ["exact", "none", "k8", "k32"]
-    assert found == [("online", name) for name in names] + [("frozen", name) for name in names]
+    assert [variant.centering for variant in variants("online", [8, 32])] == ["exact", "none", "k8", "k32"]
+    assert {variant.sampler for variant in variants("frozen", [8, 32])} == {"frozen"}
 
 
 @pytest.mark.parametrize(("k", "enabled", "recorded"), [(None, False, 128), (0, True, 512), (8, True, 8)])
