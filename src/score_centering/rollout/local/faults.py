@@ -34,7 +34,7 @@ class CacheFaults:
     kind: Literal["codes", "scale", "nan"]
     transient: bool
     seed: int
-    _keys: dict[torch.device, Tensor] = field(default_factory=dict)
+    _key: Tensor | None = None  # () int64, on the engine's device
     _calls: Counter[tuple[int, int]] = field(default_factory=Counter)
     _step: int | None = None
 
@@ -51,7 +51,9 @@ class CacheFaults:
         key = torch.zeros((), dtype=torch.int64)
         for word in words:
             key = _mix(key * _GOLDEN + word)
-        self._keys.setdefault(device, torch.zeros((), dtype=torch.int64, device=device)).copy_(key)
+        if self._key is None:
+            self._key = torch.zeros((), dtype=torch.int64, device=device)
+        self._key.copy_(key)  # in place: a CUDA graph reads it
 
     def damage(self, packed: Tensor, owner: Tensor, positions: Tensor, layer: int) -> Tensor:
         """Entries as they reach the cache: packed (B, M, C, D/2 + 4) uint8, the same back.
@@ -61,7 +63,7 @@ class CacheFaults:
             positions: (B, C) int64.
         """
         heads = torch.arange(packed.shape[1], device=packed.device) + layer * packed.shape[1]
-        bits = _mix(self._keys[packed.device] + _mix(owner * _GOLDEN + 1))
+        bits = _mix(self._key + _mix(owner * _GOLDEN + 1))
         bits = _mix(bits[:, None] + positions * _GOLDEN)
         bits = _mix(bits[:, None] + (heads * _GOLDEN)[:, None])  # (B, M, C)
         hit = _shift(bits, 11).double() * 2.0**-53 < self.rate
