@@ -16,6 +16,7 @@ SHOWN = re.compile(rf"^(?:    )?({PROGRAM}.*)$|`({PROGRAM}[^`]+)`", re.MULTILINE
 HERE = "tests/unit/project/test_docs_commands.py::test_settings_are_printed"
 REFUSED = "tests/unit/project/test_docs_commands.py::test_the_verl_trainer_is_refused_in_one_line"
 PIPELINE = "tests/workflow/test_pipeline.py::"
+STUDIES = PIPELINE + "test_the_studies_end_in_their_tables_and_figures"
 PLANS = "tests/dag/test_graphs.py::test_target_plans_its_golden_graph"
 STAGES = "tests/dag/test_documented_commands.py::test_stages_of_full_scale_by_their_files"
 KILLED = "tests/workflow/test_resume.py::test_a_killed_experiment_ends_in_the_bytes_of_an_undisturbed_one"
@@ -40,6 +41,10 @@ RUN_BY = {
     ),
     "snakemake --cores 1 figures": PIPELINE + "test_figures_drawn_again_are_the_same_bytes",
     "snakemake --cores 1 audit": PIPELINE + "test_audit_finds_no_fault",
+    "snakemake --cores 1 drift": STUDIES,
+    "snakemake --cores 1 faults": STUDIES,
+    "snakemake --cores 1 sweep": STUDIES,
+    "python workflow/scripts/scan.py results/tiny --output scan.parquet": "tests/unit/figures/test_scan.py::test_program",
     "snakemake --cores 1 all --configfile config/smol.yaml": GPU,
     "snakemake --cores 1 all --config 'run={seeds: [0, 1, 2]}'": (
         "tests/dag/test_reruns.py::test_a_changed_setting_reruns_what_depends_on_it"
@@ -86,6 +91,8 @@ RUN_BY = {
     "python benchmarks/killstorm.py": LONG,
     "python benchmarks/objective.py": LONG,
     "python benchmarks/requantise.py --device cuda": GPU,
+    "python benchmarks/routing.py": LONG,
+    "python benchmarks/transport.py": LONG,
 }
 
 
