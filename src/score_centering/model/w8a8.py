@@ -108,7 +108,7 @@ def _model_class(folder: Path) -> tuple[type[transformers.PreTrainedModel], tran
     if hasattr(config, "num_experts"):
         raise UserError(
             f"{folder}: llm-compressor takes a mixture's experts apart, so no W8A8 checkpoint of it is prepared here; "
-            "use BF16 rollouts (quantization: null), or SC_INT8_CONFIG with a config.json that lists its linear layers"
+            "train.py takes BF16 rollouts (quantization: null), or a config.json that lists the layers (--w8a8-config)"
         )
     return getattr(transformers, architecture), config
 

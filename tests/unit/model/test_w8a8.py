@@ -124,7 +124,7 @@ def test_a_mixture_of_experts_is_refused(base, tmp_path):
     config = json.loads((base / "config.json").read_text())
     config |= {"model_type": "qwen3_5_moe_text", "architectures": ["Qwen3_5MoeForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"takes a mixture's experts apart.*quantization: null.*SC_INT8_CONFIG"):
+    with pytest.raises(UserError, match=r"takes a mixture's experts apart.*quantization: null.*--w8a8-config"):
         prepare_w8a8(tmp_path, manifest_of(base), QUANTIZATION, tmp_path / "out")
 
 
