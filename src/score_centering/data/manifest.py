@@ -70,9 +70,11 @@ def read_split(manifest_path: str | os.PathLike[str], split: str) -> list[Proble
 def read_table(path: Path) -> list[Problem]:
     """The problems of one parquet file with the columns prompt, answer, id and source."""
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path}: not a readable parquet file: {error}") from error
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read()
+        table.validate(full=True)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: not a readable parquet file: {' '.join(str(error).split())[:200]}") from None
     if not table.schema.equals(TABLE_SCHEMA):
         found = ", ".join(f"{field.name}: {field.type}" for field in table.schema)
         raise UserError(f"{path}: columns must be prompt, answer, id, source (string), found {found}")

@@ -62,8 +62,8 @@ def _parquet_records(file: Path) -> Iterator[dict[str, Any]]:
                 columns = [column.to_pylist() for column in batch.columns]
                 for values in zip(*columns, strict=True):
                     yield dict(zip(batch.schema.names, values, strict=True))
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{file}: not a readable parquet file: {error}") from error
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: not a readable parquet file: {' '.join(str(error).split())[:200]}") from None
 
 
 def _jsonl_records(file: Path) -> Iterator[dict[str, Any]]:

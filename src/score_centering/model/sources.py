@@ -6,9 +6,11 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from score_centering.settings import UserError
+from score_centering.settings.inputs import read_json
 from score_centering.settings.model import HubModel, PackageModel, PathModel
 
 WEIGHT_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
@@ -81,6 +83,16 @@ def local_folder(source: PathModel) -> Path:
 
 
 def load_folder(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a folder in transformers' format; nothing is fetched and no remote code runs."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    """Model and tokenizer of a folder in transformers' format. Nothing is fetched, no code of the folder runs, and
+    weights are read from safetensors alone.
+
+    Raises:
+        UserError: transformers can't load it so.
+    """
+    read_json(folder / "config.json")
+    options = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **options)
+        return model, AutoTokenizer.from_pretrained(folder, **options)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{folder}: no model that can be loaded: {' '.join(str(error).split())[:300]}") from None

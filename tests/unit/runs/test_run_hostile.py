@@ -1,8 +1,11 @@
 """Odd paths, and loaders that could execute code."""
 
 import ast
+import pickle
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import score_centering
@@ -37,6 +40,30 @@ def test_names_from_the_identity_never_become_paths(tmp_path, identity):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
+class Touch:
+    """Unpickling it makes the file `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_in_the_schema_of_a_table_is_not_loaded(tmp_path):
+    marker = tmp_path / "ran"
+    extension = {"ARROW:extension:name": "arrow.py_extension_type"}
+    extension["ARROW:extension:metadata"] = pickle.dumps(Touch(marker))
+    fields = [field.with_metadata(extension) if field.name == "loss" else field for field in schema.METRICS]
+    labels = {"experiment": "e", "arm": "a", "seed": "0", "schema_version": "1"}
+    rows = pa.table(
+        [pa.nulls(1, f.type) if f.name != "step" else pa.array([1], f.type) for f in fields], pa.schema(fields)
+    )
+    pq.write_table(rows.replace_schema_metadata(labels), tmp_path / "metrics.parquet")
+    assert schema.read_metrics(tmp_path / "metrics.parquet").num_rows == 1
+    assert not marker.exists()
+
+
 FORBIDDEN = {
     "pickle", "dill", "joblib", "shelve", "marshal",  # loaders that execute code
 }  # fmt: skip
@@ -62,3 +89,4 @@ def test_no_loader_can_execute_code(path):
                 assert any(k.arg == "allow_pickle" and ast.unparse(k.value) == "False" for k in node.keywords)
             if called == "torch.load":
                 assert any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in node.keywords)
+            assert not any(k.arg == "trust_remote_code" and ast.unparse(k.value) != "False" for k in node.keywords)
