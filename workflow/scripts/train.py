@@ -7,10 +7,11 @@ checkpoint and exits with code 75; the same command goes on from there.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from score_centering.settings import cli, run_main
+from score_centering.settings import UserError, cli, run_main
 from score_centering.settings.stages import TrainStage
 
 
@@ -27,6 +28,9 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, help="default: results/<experiment>/{runs/ARM/seedK, smoke/ARM}")
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings and start nothing")
     parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, the workflow's, ends")
+    group = parser.add_argument_group("a gateway and agents in processes of their own, as launch.py starts them")
+    group.add_argument("--gateway", metavar="URL", help="the gateway's address; needs rollout.transport=gateway")
+    group.add_argument("--engine-port", type=int, metavar="PORT", help="where it expects this process's engine")
     cli.add_arguments(parser)
     arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, TrainStage, arguments.baseline, arguments.smoke)
@@ -109,7 +113,18 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     )
     publish = ["run.json"] if arguments.smoke else PRODUCTS
     with gpu_faults(), lease(stage.runtime.device), open_run(run_dir, identity, publish) as run:
-        train(run, stage, arguments.baseline, arguments.seed, inputs)
+        train(run, stage, arguments.baseline, arguments.seed, inputs, **_gateway(arguments, stage))
+
+
+def _gateway(arguments: argparse.Namespace, stage: TrainStage) -> dict[str, Any]:
+    """The gateway of the command line, for the local trainer."""
+    if arguments.gateway is None and arguments.engine_port is None:
+        return {}
+    if stage.trainer.name != "local" or arguments.gateway is None or arguments.engine_port is None:
+        raise UserError("--gateway and --engine-port come together, and with trainer.name local")
+    from score_centering.training.transport import ExternalGateway
+
+    return {"gateway": ExternalGateway(arguments.gateway, arguments.engine_port)}
 
 
 if __name__ == "__main__":

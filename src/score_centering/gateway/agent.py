@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 
 from score_centering.data.problems import user_message
+from score_centering.settings import UserError
 
 TASKS_AT_ONCE = 256
 WAIT_SECONDS = 20.0
@@ -23,7 +24,7 @@ async def solve(client: httpx.AsyncClient, base_url: str, problem: str, instruct
     return (await _post(client, f"{base_url}/chat/completions", body))["choices"][0]["message"]["content"]
 
 
-class AgentError(Exception):
+class AgentError(UserError):
     """A request of the agent was refused."""
 
 

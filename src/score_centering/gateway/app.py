@@ -31,6 +31,7 @@ from score_centering.rollout import wire
 MAX_WAIT_SECONDS = 30.0
 # Bytes of an upstream's response at most: the text and the prompt's ids, then each token and candidate as JSON.
 FIXED_BYTES, ENTRY_BYTES = 16 * 2**20, 192
+LONG_BYTES = 2**17
 
 
 def gateway_app(policy: Policy, upstream: Upstream, key: str, limits: Limits | None = None) -> Starlette:
@@ -85,8 +86,12 @@ class Gateway:
         entries = sent["max_completion_tokens"] * (2 + sent["top_logprobs"])
         content = await self._upstream.chat(sent, FIXED_BYTES + ENTRY_BYTES * entries)
         place = self._store.place(rollout, turn)
+        arguments = (content, self._policy.candidates(mode), *place)
         try:
-            payload, answer = await asyncio.to_thread(_convert, content, self._policy.candidates(mode), *place)
+            if len(content) < LONG_BYTES:
+                payload, answer = _convert(*arguments)
+            else:  # hundreds of megabytes at full scale: other requests go on meanwhile
+                payload, answer = await asyncio.to_thread(_convert, *arguments)
         except ValueError as error:
             raise Refusal(502, f"upstream {self._upstream.url}: {error}") from None
         self._store.record(rollout, turn, payload)

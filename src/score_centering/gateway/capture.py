@@ -46,7 +46,7 @@ def capture(response: Mapping[str, Any], top_logprobs: int, prompt_index: int, s
                 f"the upstream's response has {len(head)} candidates at position {position}, {top_logprobs} were "
                 "asked for (vLLM: --max-logprobs of at least one more)"
             )
-    candidates = np.array(heads, dtype=np.float64).reshape(len(heads), -1, 2)
+    candidates = np.array(heads, dtype=np.float64).reshape(len(heads), top_logprobs, 2)
     return Rollout(
         prompt_index=prompt_index,
         sample_index=sample_index,

@@ -73,6 +73,8 @@ class Policy:
     def upstream_request(self, body: Mapping[str, Any], mode: Mode, seed: int | None) -> dict[str, Any]:
         """The request for the upstream: the agent's conversation, the configuration's sampling, ids and log-probs.
 
+        seed: of a task's turn; the agent's own counts where there is no task.
+
         vLLM lists the sampled token first among the candidates and cuts the list after `top_logprobs` entries, so one
         more than K is asked for: then the K most probable ones are there wherever the sampled token ranks.
 
@@ -102,7 +104,10 @@ class Policy:
             "return_tokens_as_token_ids": True,
             "chat_template_kwargs": {"enable_thinking": self.enable_thinking},
         }
+        seed = body.get("seed") if seed is None else seed
         if seed is not None:
+            if type(seed) is not int or not -(2**63) <= seed < 2**63:
+                raise Refusal(400, f"seed = {seed!r}: must be a whole number of 64 bits")
             request["seed"] = seed
         return request
 

@@ -49,7 +49,7 @@ class Task:
 
 @dataclass
 class Session:
-    """A rollout that has begun. turns: wire form by digest of the conversation.  order: digests as they were first asked."""
+    """A rollout that has begun. turns: wire form by the conversation's digest.  order: number of each turn, by it."""
 
     mode: Mode
     task: Task | None

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import cycle
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from score_centering.gateway.http import Refusal
 RETRIED = (408, 409, 429)  # and every 5xx
 CONNECT_SECONDS = 10.0
 MAX_BACKOFF_SECONDS = 8.0
+CLIENTS = 64  # they take turns: httpx looks through all connections of a client at each request
 
 
 class Upstream:
@@ -27,16 +29,23 @@ class Upstream:
         self._timeout_seconds = timeout_seconds
         self._attempts = attempts
         self._backoff_seconds = backoff_seconds
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            headers={"authorization": f"Bearer {key}", "accept-encoding": "identity"},
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
-            trust_env=False,
-        )
+        context = httpx.create_ssl_context()
+        self._clients = [
+            httpx.AsyncClient(
+                base_url=self.url,
+                headers={"authorization": f"Bearer {key}", "accept-encoding": "identity"},
+                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
+                trust_env=False,
+                verify=context,
+            )
+            for _ in range(CLIENTS)
+        ]
+        self._turns = cycle(self._clients)
 
     async def close(self) -> None:
-        await self._client.aclose()
+        for client in self._clients:
+            await client.aclose()
 
     async def chat(self, request: dict[str, Any], max_bytes: int) -> bytes:
         """The response to a chat completion, as it came.
@@ -53,7 +62,7 @@ class Upstream:
     async def healthy(self) -> bool:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                return (await self._client.get("/health")).status_code == 200
+                return (await next(self._turns).get("/health")).status_code == 200
         except (httpx.HTTPError, TimeoutError):
             return False
 
@@ -84,7 +93,7 @@ class Upstream:
         self, method: str, path: str, max_bytes: int, body: bytes | None
     ) -> tuple[int, httpx.Headers, bytes]:
         headers = {"content-type": "application/json"} if body is not None else {}
-        async with self._client.stream(method, path, content=body, headers=headers) as response:
+        async with next(self._turns).stream(method, path, content=body, headers=headers) as response:
             content = bytearray()
             async for chunk in response.aiter_bytes():
                 content += chunk

@@ -27,11 +27,21 @@ from score_centering.settings.stages import TrainStage
 from score_centering.training.arm import arm_objective
 from score_centering.training.loop import Inputs, RunLoop
 from score_centering.training.masters import MasterWeights
+from score_centering.training.transport import ExternalGateway, Generate, direct, open_transport
 from score_centering.training.update import Updater
 
 
-def train(run: RunFolder, stage: TrainStage, arm: str, seed: int, inputs: Inputs) -> None:
+def train(
+    run: RunFolder,
+    stage: TrainStage,
+    arm: str,
+    seed: int,
+    inputs: Inputs,
+    gateway: ExternalGateway | None = None,
+) -> None:
     """Train one arm with one seed in the owned folder `run`, from its last checkpoint on, and publish the results.
+
+    gateway: what rollouts go through instead of one in this process, where `rollout.transport` is `gateway`.
 
     Raises:
         UserError: settings or inputs that can't be used, a non-finite update where the configuration says stop.
@@ -39,7 +49,10 @@ def train(run: RunFolder, stage: TrainStage, arm: str, seed: int, inputs: Inputs
     torch.set_num_threads(stage.runtime.threads)
     torch.manual_seed(seed)
     trainer = LocalTrainer(stage, arm, seed, inputs)
-    with Scorer(stage.runtime.reward_workers, stage.runtime.reward_timeout_seconds) as scorer:
+    with (
+        Scorer(stage.runtime.reward_workers, stage.runtime.reward_timeout_seconds) as scorer,
+        open_transport(stage, trainer.engine, trainer.tokenizer, gateway) as trainer.generate,
+    ):
         trainer.run(run, scorer)
     trainer.publish(run)
     trainer.engine.close()
@@ -66,11 +79,14 @@ class LocalTrainer(RunLoop):
         else:
             self.engine = _local_engine(stage, self.model.config, w8a8, seed)
         self.noise = _noise(stage, seed)
+        self.generate: Generate = direct(self.engine)
+        self._problems = {prompt.ids: prompt.problem for prompt in (*self.train_prompts, *self.validation_prompts)}
 
     def _rollouts(
         self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
     ) -> list[Rollout]:
-        return self.engine.generate(prompts, n, sampling, seed, top_logprobs)
+        problems = [self._problems[tuple(prompt)] for prompt in prompts]
+        return self.generate(problems, prompts, n, sampling, seed, top_logprobs)
 
     def _update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
         return self.updater.update(rollouts, gains, step)

@@ -41,6 +41,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Prompt:
+    problem: str
     ids: tuple[int, ...]
     answer: str
 
@@ -200,7 +201,11 @@ class RunLoop(ABC):
     def _encode(self, problems: Sequence[Problem], split: str) -> list[Prompt]:
         prompt, limit = self.stage.prompt, self.stage.data.max_prompt_length
         encoded = [
-            Prompt(tuple(encode_prompt(self.tokenizer, p.prompt, prompt.instruction, prompt.enable_thinking)), p.answer)
+            Prompt(
+                problem=p.prompt,
+                ids=tuple(encode_prompt(self.tokenizer, p.prompt, prompt.instruction, prompt.enable_thinking)),
+                answer=p.answer,
+            )
             for p in problems
         ]
         kept = [prompt for prompt in encoded if len(prompt.ids) <= limit]
