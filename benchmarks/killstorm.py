@@ -26,13 +26,14 @@ from _common import parse_args, report
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "workflow/scripts"
-CONFIG = ["--configfile", "config/config.yaml", "config/test.yaml"]
+CONFIG = ["--configfile", "config/test.yaml"]
 COMPUTING = ("rollout", "reward", "update", "sync", "validation")
 WRITING = {  # phase: its file operations that a kill may hit; the last ones of publish are the final renames
     "metrics": ("write",),
     "checkpoint": ("open", "write", "fsync", "mkdir", "replace"),
     "publish": ("open", "write", "fsync", "replace"),
 }
+FINAL_RENAME = "publish: final rename"
 MAX_KILLS_A_RUN = 8
 
 
@@ -54,10 +55,11 @@ def main() -> None:
         prepare(Path(folder))
         reference, lengths = undisturbed()
         hits, survived, lost, runs = storm(wanted, reference, lengths)
-    for phase in (*COMPUTING, *WRITING, "publish: final rename"):
+    named = (*COMPUTING, *WRITING, FINAL_RENAME)
+    for phase in named:
         print(f"killed in {phase:22} {hits[phase]:3}")
     print(f"survived {survived}, lost {lost}")
-    never = sum(hits[phase] == 0 for phase in (*COMPUTING, *WRITING))
+    never = sum(hits[phase] == 0 for phase in named)
     goals = {"lost": (lost, 0)} if arguments.quick else {"lost": (lost, 0), "phases_never_hit": (never, 0)}
     report(
         "killstorm",
@@ -66,7 +68,7 @@ def main() -> None:
             "kills": survived + lost,
             "runs": runs,
             "phases_never_hit": never,
-            "final_rename_kills": hits["publish: final rename"],
+            "final_rename_kills": hits[FINAL_RENAME],
         },
         goals,
     )
@@ -127,7 +129,7 @@ def where(run_dir: Path) -> list[str]:
     phase = read_phase(run_dir)
     name = phase.name if phase else "start"
     renaming = name == "publish" and any((run_dir / product).exists() for product in ("metrics.parquet", "run.json"))
-    return [name, "publish: final rename"] if renaming else [name]
+    return [name, FINAL_RENAME] if renaming else [name]
 
 
 def undisturbed() -> tuple[bytes, dict[str, int | float]]:
