@@ -33,7 +33,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     for name, objective in case["objectives"].items():
         for layout in case["layouts"]:
             worker.engine.restore_shard(start)
-            worker.set_loss_fn(PolicyLoss(objective))
+            worker.set_loss_fn(PolicyLoss(objective, 1.0))
             mine = slice(rank, None, ranks)  # every rank gets its share of the rollouts
             rows = len(case["rollouts"])
             data = to_tensordict(
@@ -46,8 +46,6 @@ def main(folder: Path, rank: int, ranks: int) -> None:
                 micro_batch_size_per_gpu=case["micro_batch_size"],
                 use_dynamic_bsz=False,
                 use_remove_padding=layout == "packed",
-                distillation_use_topk=True,
-                calculate_entropy=False,
                 dataloader_kwargs={"shuffle": False},
             )
             before = {key: value.full_tensor().clone() for key, value in worker.engine.module.named_parameters()}

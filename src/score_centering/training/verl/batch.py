@@ -48,12 +48,17 @@ def to_tensordict(
     return tensordict_utils.get_tensordict(tensors, settings)
 
 
-def response_rows(data: TensorDict) -> Tensor:
-    """(T,) int64: the packed positions whose logits predict the response tokens, rollout after rollout."""
-    ends = data["input_ids"].offsets()[1:]
+def response_rows(data: TensorDict, width: int | None = None) -> Tensor:
+    """(T,) int64: the positions that predict the response tokens, rollout after rollout.
+
+    Args:
+        width: of rows that are padded on the right and then flattened; None: the rows lie packed one after another.
+    """
+    offsets = data["input_ids"].offsets()
     lengths = data["loss_mask"].sum(1)
-    starts = ends - lengths - 1
-    within = torch.arange(data["loss_mask"].shape[1], device=ends.device)
+    starts = offsets.diff() - lengths - 1
+    starts = starts + (offsets[:-1] if width is None else width * torch.arange(len(starts), device=starts.device))
+    within = torch.arange(data["loss_mask"].shape[1], device=offsets.device)
     return (starts[:, None] + within)[data["loss_mask"].bool()]
 
 

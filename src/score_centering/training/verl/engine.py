@@ -3,14 +3,20 @@
 Parameters, gradients and optimiser state are FP32 and sharded; the forward runs on BF16 copies, as the local trainer's.
 """
 
+from typing import Any
+
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from verl.utils.device import get_device_id
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.runs.torch_state import optimizer_tensors, restore_optimizer
+from score_centering.training.verl.batch import response_rows
+from score_centering.training.verl.loss import LOGPROBS, LossHead, PolicyLoss, install_loss_head
 
 MODEL, UPDATES = "model.", "updates"
 STRATEGIES, DEVICES = ("fsdp", "fsdp2"), ("cpu", "cuda")
@@ -25,12 +31,34 @@ class Engine(FSDPEngineWithLMHead):
         module = super()._build_module()
         if not torch.cuda.is_available():
             install_cpu_kernels(module)
+        install_loss_head(module)
         return module
 
-    def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
-        module = super()._build_fsdp_module(module)
-        self._autocast_dtype = torch.float32  # no autocast: FSDP hands the layers BF16 parameters already
-        return module
+    def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
+        """On a CPU there is nowhere to move to; verl would collect garbage around every batch."""
+        if torch.cuda.is_available():
+            super().to(device, model, optimizer, grad)
+
+    def forward_step(
+        self, micro_batch: TensorDict, loss_function: PolicyLoss, forward_only: bool
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Loss of one micro-batch, and its value, metric sums and log-probs for verl's bookkeeping.
+
+        Without autocast: FSDP hands the layers BF16 parameters already.
+        """
+        micro_batch = micro_batch.to(get_device_id())
+        inputs, _ = self.prepare_model_inputs(micro_batch)
+        (head,) = (module for module in self.module.modules() if isinstance(module, LossHead))
+        head.expect(loss_function, micro_batch)
+        self.module(**inputs, use_cache=False)
+        loss, metrics = loss_function(head.result, micro_batch)
+        output = {"model_output": {}, "loss": loss.detach().item(), "metrics": metrics}
+        if forward_only:
+            packed = micro_batch["input_ids"]
+            logprobs = torch.zeros(packed.values().shape[0], device=loss.device)
+            logprobs[response_rows(micro_batch)] = head.result.logprobs.float()
+            output["model_output"] = {LOGPROBS: torch.nested.nested_tensor_from_jagged(logprobs, packed.offsets())}
+        return loss, output
 
     def optimizer_step(self) -> float:
         """One update; returns the gradient norm before clipping. A non-finite one changes no weight.

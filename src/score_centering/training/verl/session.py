@@ -1,15 +1,18 @@
 """Ray for the time of one run, and nothing of it afterwards."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import ray
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
 from score_centering.runs.process import STOP_SIGNALS
+from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
 
 
@@ -17,7 +20,11 @@ from score_centering.settings.stages import TrainStage
 def ray_session(stage: TrainStage, config: DictConfig) -> Iterator[None]:
     """Ray processes of this run alone, or the cluster that RAY_ADDRESS names; ended with the block, however it ends.
 
-    The processes of a local Ray die with this one, even when it is killed: Ray asks the kernel for that.
+    The processes of a local Ray die with this one, even when it is killed: Ray asks the kernel for that. Their logs
+    stay in Ray's session folder, and are copied into SC_LOG_DIR where that is set.
+
+    Raises:
+        UserError: a Ray process failed, with its own last words and the folder of its log.
     """
     variables = get_ppo_ray_runtime_env()["env_vars"] | {
         "OMP_NUM_THREADS": str(stage.runtime.threads),
@@ -25,16 +32,23 @@ def ray_session(stage: TrainStage, config: DictConfig) -> Iterator[None]:
     }
     if stage.runtime.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     ray.init(
         **OmegaConf.to_container(config.ray_kwargs.ray_init),
         runtime_env={"env_vars": variables},
         include_dashboard=False,
-        log_to_driver="SC_RAY_LOGS" in os.environ,
+        log_to_driver=False,
     )
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path())
     try:
         for number, handler in handlers.items():  # Ray has put its own in their place
             signal.signal(number, handler)
         yield
+    except ray.exceptions.RayError as error:
+        cause = [line for line in str(error).splitlines() if line.strip()][-1].strip()
+        raise UserError(f"a process of Ray failed: {cause}; the last checkpoint is kept, logs are in {logs}") from error
     finally:
         ray.shutdown()
+        if "SC_LOG_DIR" in os.environ and logs.is_dir():
+            shutil.copytree(logs, Path(os.environ["SC_LOG_DIR"]) / "ray", dirs_exist_ok=True)

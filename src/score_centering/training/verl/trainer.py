@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 from verl import DataProto
@@ -27,6 +27,7 @@ from score_centering.rollout.streams import streams
 from score_centering.rollout.vllm import request_seed
 from score_centering.runs import RunFolder
 from score_centering.runs.checkpoint import paths
+from score_centering.runs.files import write_file
 from score_centering.runs.torch_state import restore_rng_state, rng_state
 from score_centering.settings import UserError
 from score_centering.settings.inputs import sha256_file
@@ -55,6 +56,7 @@ def train(run: RunFolder, stage: TrainStage, arm: str, seed: int, inputs: Inputs
     torch.set_num_threads(stage.runtime.threads)
     torch.manual_seed(seed)
     config = verl_config(stage, arm, seed, inputs.model_folder, inputs.w8a8_config)
+    write_file(run.state / "verl.yaml", OmegaConf.to_yaml(config, sort_keys=True).encode())
     with (
         Scorer(stage.runtime.reward_workers, stage.runtime.reward_timeout_seconds) as scorer,
         ray_session(stage, config),
@@ -71,10 +73,11 @@ class VerlTrainer(RunLoop):
         tokenizer = AutoTokenizer.from_pretrained(inputs.model_folder, local_files_only=True)
         model_config = AutoConfig.from_pretrained(inputs.model_folder, local_files_only=True)
         super().__init__(stage, arm, seed, inputs, tokenizer, model_config.get_text_config().vocab_size)
-        self._objective = arm_objective(stage, arm)
         self._ray = RayTrainer.build(config, tokenizer)
         self._ray.init_workers()
-        self._ray.actor_rollout_wg.set_policy_loss(PolicyLoss(self._objective))
+        self._ray.actor_rollout_wg.set_policy_loss(
+            PolicyLoss(arm_objective(stage, arm), stage.actor_rollout_ref.rollout.temperature)
+        )
 
     def _rollouts(
         self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
@@ -149,8 +152,6 @@ class VerlTrainer(RunLoop):
             "global_batch_size": rows,
             "micro_batch_size_per_gpu": micro,
             "use_dynamic_bsz": False,
-            "distillation_use_topk": True,  # call the loss as logits processor first
-            "calculate_entropy": False,
             "dataloader_kwargs": {"shuffle": False},
         }
 
