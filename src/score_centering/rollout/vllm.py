@@ -161,24 +161,10 @@ class VllmEngine:
             )
         if not prompts:
             return []
-        from vllm import SamplingParams
-
         requests = [(i, j) for i in range(len(prompts)) for j in range(n)]
         outputs = self._engine.generate(
             [{"prompt_token_ids": list(prompts[i])} for i, _ in requests],
-            [
-                SamplingParams(
-                    temperature=0.0 if sampling.greedy else sampling.temperature,
-                    max_tokens=sampling.max_tokens,
-                    seed=None if sampling.greedy else request_seed(seed, i, j),
-                    stop_token_ids=list(sampling.stop_token_ids),
-                    ignore_eos=True,
-                    detokenize=False,
-                    logprobs=top_logprobs,
-                    flat_logprobs=True,
-                )
-                for i, j in requests
-            ],
+            [sampling_parameters(sampling, request_seed(seed, i, j), top_logprobs) for i, j in requests],
             use_tqdm=False,
         )
         return [
@@ -249,6 +235,22 @@ def check_cpu_kernels(path: Path) -> None:
 def request_seed(seed: int, prompt_index: int, sample_index: int) -> int:
     """A rollout's own seed, 63 bits."""
     return int(np.random.SeedSequence([seed, prompt_index, sample_index]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def sampling_parameters(sampling: Sampling, seed: int, top_logprobs: int) -> Any:
+    """vLLM's parameters of one rollout; flat lists of `top_logprobs` candidates a position beside the sampled token."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=0.0 if sampling.greedy else sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        seed=None if sampling.greedy else seed,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,
+        detokenize=False,
+        logprobs=top_logprobs,
+        flat_logprobs=True,
+    )
 
 
 def to_rollout(i: int, j: int, prompt: Sequence[int], output: Any, top_logprobs: int) -> Rollout:

@@ -1,0 +1,84 @@
+"""vLLM as a rollout server of verl with what verl 0.8.0 lacks: INT8 weights, and the capture records of `capture`.
+
+No file of either package changes: the server and the replica are subclasses, entered into verl's registry.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind
+
+from score_centering.precision.names import multimodal_config, needs_multimodal_class
+from score_centering.rollout.vllm import sampling_parameters, to_rollout
+from score_centering.settings.inputs import read_json
+from score_centering.training.verl.capture import answer, sampling_of
+from score_centering.training.verl.vllm_sync import engine_arguments, engine_overrides
+
+WORKER = "score_centering.training.verl.vllm_worker.WorkerExtension"
+
+
+class Server(vLLMHttpServer):
+    """verl's server; weights come through `vllm_worker`, requests and answers are those of `capture`."""
+
+    def _post_init(self, cuda_visible_devices: str) -> None:
+        """Where vLLM knows the text model inside its multimodal class only, it opens a folder that says so."""
+        super()._post_init(cuda_visible_devices)
+        folder = Path(self.model_config.local_path)
+        config = read_json(folder / "config.json")
+        if needs_multimodal_class(config):
+            config = multimodal_config(config)
+            self._view = tempfile.TemporaryDirectory(prefix="vllm-model-")
+            view = Path(self._view.name)
+            for file in folder.iterdir():
+                if file.suffix in (".json", ".jinja", ".txt", ".model"):
+                    shutil.copyfile(file, view / file.name)
+            (view / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            self.model_config.local_path = str(view)
+        self._engine_config = config
+
+    def _preprocess_engine_kwargs(self, engine_kwargs: dict) -> None:
+        for name, value in engine_arguments(self._engine_config["architectures"][0]).items():
+            engine_kwargs.setdefault(name, value)
+
+    def _apply_quantization(self) -> tuple[str | None, dict[str, Any]]:
+        """`quantization: int8` and `quantization_config_file`, which verl 0.8.0 refuses."""
+        if self.config.quantization is None:
+            return None, {}
+        w8a8 = read_json(Path(self.config.quantization_config_file))
+        if needs_multimodal_class(w8a8):
+            w8a8 = multimodal_config(w8a8)
+        return engine_overrides(w8a8)
+
+    def _get_worker_extension_cls(self) -> str:
+        return WORKER
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling_params: dict[str, Any], request_id: str, **_: Any
+    ) -> TokenOutput:
+        """One rollout with its capture record; a request without candidates asks for sampled log-probs only."""
+        candidates = sampling_params["top_logprobs"]
+        parameters = sampling_parameters(sampling_of(sampling_params), sampling_params["seed"], candidates)
+        parameters.output_kind = RequestOutputKind.FINAL_ONLY
+        final = None
+        async for output in self.engine.generate(
+            prompt=TokensPrompt(prompt_token_ids=list(prompt_ids)), sampling_params=parameters, request_id=request_id
+        ):
+            final = output
+        rollout = to_rollout(0, 0, prompt_ids, final.outputs[0], candidates)
+        return TokenOutput(token_ids=rollout.token_ids.tolist(), stop_reason="completed", extra_fields=answer(rollout))
+
+
+class Replica(vLLMReplica):
+    """Launches `Server` actors."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.server_class = ray.remote(Server)
