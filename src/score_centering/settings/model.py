@@ -224,6 +224,23 @@ class Actor(Block):
     grad_clip: PositiveFloat = Field(default=1.0, description="largest gradient norm")
     strategy: Literal["fsdp", "fsdp2"] = Field(default="fsdp2", description="verl only")
     fsdp_config: FsdpConfig = FsdpConfig()
+    ulysses_sequence_parallel_size: int = Field(default=1, description="verl only; must be 1: no sequence parallelism")
+    use_fused_kernels: bool = Field(default=False, description="verl only; must be false: no fused LM-head kernel")
+
+    @model_validator(mode="after")
+    def _possible_in_verl(self) -> "Actor":
+        if self.ulysses_sequence_parallel_size != 1:
+            raise ValueError(
+                f"ulysses_sequence_parallel_size = {self.ulysses_sequence_parallel_size}: must be 1, because gated "
+                "linear attention carries one state through the whole sequence, which must not be cut between ranks"
+            )
+        if self.use_fused_kernels:
+            raise ValueError(
+                "use_fused_kernels = True: must be false, because verl's fused LM head returns the sampled token's "
+                "log-prob only and score centering needs the candidates' too (the loss here makes no whole logits "
+                "either)"
+            )
+        return self
 
 
 class VllmArguments(Block):

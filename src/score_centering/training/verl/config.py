@@ -30,6 +30,7 @@ def verl_config(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8
     Raises:
         UserError: verl is missing or of another version, or a setting that verl can't honour.
     """
+    _check_division(stage)
     defaults = OmegaConf.create(read_yaml(_package_folder() / DEFAULTS))
     for key in LEGACY:
         del defaults[key]
@@ -54,6 +55,18 @@ def _package_folder() -> Path:
     spec = importlib.util.find_spec("verl")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
+
+
+def _check_division(stage: TrainStage) -> None:
+    rollouts = (
+        stage.data.train_batch_size * stage.actor_rollout_ref.rollout.n // stage.actor_rollout_ref.actor.mini_batches
+    )
+    ranks = stage.trainer.nnodes * stage.trainer.n_gpus_per_node
+    if rollouts % ranks:
+        raise UserError(
+            f"trainer.nnodes · trainer.n_gpus_per_node = {ranks}: must divide the {rollouts} rollouts of an update "
+            "(data.train_batch_size · actor_rollout_ref.rollout.n / actor_rollout_ref.actor.mini_batches)"
+        )
 
 
 def micro_batch_size(rollouts: int, most: int) -> int:
