@@ -3,6 +3,7 @@
 # make test-vllm   the tests against vLLM's CPU build, in an environment of their own (build/vllm)
 # make check  only the checks: formatters, linters, import order
 # make lock   resolve requirements/*.lock again, after a change of pins
+# make b200   the environment of full scale (build/b200), on its own machine: Python 3.12 and a GPU
 # make schema, make golden   write the files that are generated from others again
 #
 # PIP_ARGS    more options for pip, such as the index of CPU builds of torch (see README.md)
@@ -11,7 +12,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test test-vllm check lock schema golden environment test-environment
+.PHONY: all test test-vllm b200 check lock schema golden environment test-environment
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -56,7 +57,7 @@ $(TEST_STAMP): $(CPU_STAMP)
 
 # vLLM's CPU build asks for other versions than the default environment, and for CPU builds that PyPI does not have.
 test-vllm: $(VLLM_STAMP)
-	OMP_NUM_THREADS=1 build/vllm/bin/pytest -m vllm tests/unit/rollout/test_vllm_engine.py
+	OMP_NUM_THREADS=1 build/vllm/bin/pytest -m vllm tests/unit/rollout/test_vllm_engine.py tests/unit/rollout/test_vllm_server.py
 
 $(VLLM_STAMP):
 	test -x build/vllm/bin/python || $(PYTHON) -m venv build/vllm
@@ -65,16 +66,25 @@ $(VLLM_STAMP):
 	build/vllm/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -e .
 	touch $@
 
+# Without dependencies: the lock is complete, and no resolver finds its numpy (requirements/b200-overrides.txt).
+b200:
+	test -x build/b200/bin/python || $(PYTHON) -m venv build/b200
+	build/b200/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12) and "error: Python 3.12 is needed; name one with make PYTHON=…")'
+	build/b200/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -r requirements/b200.lock
+	build/b200/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -e .
+
 # Both sets are resolved together, so that the tests' packages never ask for another version of a default one. The CUDA
 # libraries are left out: torch itself pins those its build needs, and its CPU build needs none.
-COMPILE := build/lock/bin/uv pip compile --quiet --python-version 3.11 --no-annotate --no-header
+COMPILE := build/lock/bin/uv pip compile --quiet --no-annotate --no-header
 lock:
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/pip install --disable-pip-version-check --quiet uv==0.13.9
-	$(COMPILE) pyproject.toml requirements/test.in --overrides requirements/overrides.txt --output-file build/lock/all.txt
-	$(COMPILE) pyproject.toml --constraints build/lock/all.txt --output-file build/lock/cpu.txt
+	$(COMPILE) pyproject.toml requirements/test.in --python-version 3.11 --overrides requirements/overrides.txt --output-file build/lock/all.txt
+	$(COMPILE) pyproject.toml --constraints build/lock/all.txt --python-version 3.11 --output-file build/lock/cpu.txt
 	grep -vP '^(cuda-|triton==|nvidia-(?!ml-py))' build/lock/cpu.txt > $(CPU_LOCK)
 	comm -13 <(sort build/lock/cpu.txt) <(sort build/lock/all.txt) > $(TEST_LOCK)
+	$(COMPILE) pyproject.toml --extra verl --extra vllm --overrides requirements/b200-overrides.txt \
+		--python-version 3.12 --python-platform linux --output-file requirements/b200.lock
 
 schema: environment
 	$(IN) python -m score_centering.settings.schema

@@ -1,5 +1,6 @@
 """One set of pins: pyproject.toml, requirements/*.lock, environment.yml and what is installed agree."""
 
+import importlib
 import re
 import tomllib
 from importlib import metadata
@@ -30,9 +31,12 @@ def read_pins(name: str) -> dict[str, str]:
     return pins((ROOT / "requirements" / name).read_text().splitlines())
 
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CPU = read_pins("cpu.lock")
+B200 = read_pins("b200.lock")
 TEST = read_pins("test.lock")
-DIRECT = pins(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+DIRECT = pins(PROJECT["dependencies"])
+EXTRAS = {name: pins(lines) for name, lines in PROJECT["optional-dependencies"].items()}
 
 
 def test_the_default_lock_holds_every_direct_dependency():
@@ -51,6 +55,38 @@ def test_every_package_of_the_tests_is_locked():
 
 def test_the_override_is_the_locked_version():
     assert read_pins("overrides.txt").items() <= CPU.items()
+
+
+def b200_overrides() -> tuple[dict[str, str], set[str]]:
+    """Versions laid over everything, and packages that are left out (by a marker that never holds)."""
+    lines = (ROOT / "requirements/b200-overrides.txt").read_text().splitlines()
+    left_out = {normalised(line.partition("==")[0]) for line in lines if "python_version" in line}
+    return pins([line for line in lines if "python_version" not in line]), left_out
+
+
+def test_the_full_scale_lock_holds_the_extras():
+    for extra, asked in EXTRAS.items():
+        assert {name: B200.get(name) for name in asked} == asked, extra
+    assert {"verl", "vllm"} <= B200.keys() and EXTRAS.keys() == {"verl", "vllm"}
+
+
+def test_the_full_scale_lock_differs_from_the_default_one_where_its_overrides_say():
+    versions, left_out = b200_overrides()
+    assert versions.items() <= B200.items()
+    expected = {name: versions.get(name, version) for name, version in DIRECT.items() if name not in left_out}
+    assert {name: B200.get(name) for name in expected} == expected
+    assert not left_out & B200.keys()
+
+
+def test_what_the_full_scale_lock_leaves_out_prepares_w8a8_in_the_default_environment():
+    assert b200_overrides()[1] == {"llmcompressor"}
+    assert CPU["compressed-tensors"] != B200["compressed-tensors"], "otherwise one lock would do"
+
+
+def test_vllm_finds_its_plugin():
+    (value,) = PROJECT["entry-points"]["vllm.general_plugins"].values()
+    module, _, function = value.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_conda_users_get_the_same_pins():
