@@ -2,7 +2,7 @@
 engines."""
 
 from score_centering.objectives.advantages import advantages
-from score_centering.objectives.batch import TokenBatch, validate_batch
+from score_centering.objectives.batch import TokenBatch
 from score_centering.objectives.loss import LossResult, policy_loss_from_hidden, policy_loss_from_logits
 from score_centering.objectives.metrics import add_sums, finalise_metrics
 from score_centering.objectives.objective import Objective, build_objective
@@ -25,5 +25,4 @@ __all__ = [
     "policy_loss_from_logits",
     "sequence_mean_weights",
     "token_mean_weights",
-    "validate_batch",
 ]

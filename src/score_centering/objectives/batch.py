@@ -1,13 +1,9 @@
-"""The tokens of one microbatch, flat, and the checks on what the sampler recorded."""
+"""The tokens of one microbatch, flat, and the check of their shapes."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-HEAD_MASS_LIMIT = 1.001
-SAMPLED_TOLERANCE = 2e-3  # nats; candidates travel in 16 bits
 
 
 @dataclass(frozen=True)
@@ -70,55 +66,3 @@ def check_shapes(batch: TokenBatch, rows: int, vocab_size: int, needs_candidates
             f"token batch: K = {batch.candidate_ids.shape[1]} candidates of a vocabulary of {vocab_size}; "
             "1 ≤ K ≤ V is allowed"
         )
-
-
-def validate_batch(batch: TokenBatch, vocab_size: int, lengths: Sequence[int] | None = None) -> None:
-    """Check the recorded values; raise ValueError that names the first faulty rollout and position.
-
-    Faults: ids outside the vocabulary, duplicate candidates, NaN or positive log-probs, a head mass above 1.001, and a
-    head that holds y with a log-prob other than the sampled one (a shifted row). Masked rows are not looked at. Call it
-    once a batch, when it is built: it reads values back from the device.
-
-    Args:
-        lengths: tokens of each rollout, in order, to name rollout and position; None names the row alone.
-    """
-    check_shapes(batch, batch.tokens, vocab_size, batch.candidate_ids is not None)
-    if lengths is not None and sum(lengths) != batch.tokens:
-        raise ValueError(f"token batch: the rollouts have {sum(lengths)} tokens, the batch has {batch.tokens} rows")
-    sampled = batch.sampler_logprobs
-    faults = [
-        ((batch.target_ids < 0) | (batch.target_ids >= vocab_size), f"the sampled id is outside 0…{vocab_size - 1}"),
-        (sampled.isnan(), "the sampled log-prob is NaN"),
-        (sampled > 0, "the sampled log-prob is positive"),
-    ]
-    if batch.candidate_ids is not None:
-        ids, logprobs = batch.candidate_ids, batch.candidate_logprobs
-        ordered = ids.sort(dim=1).values
-        is_sampled = ids == batch.target_ids[:, None]
-        shifted = is_sampled & ((logprobs - sampled[:, None]).abs() > SAMPLED_TOLERANCE)
-        faults += [
-            (((ids < 0) | (ids >= vocab_size)).any(1), f"a candidate id is outside 0…{vocab_size - 1}"),
-            ((ordered[:, 1:] == ordered[:, :-1]).any(1), "a candidate id appears twice"),
-            (logprobs.isnan().any(1), "a candidate log-prob is NaN"),
-            ((logprobs > 0).any(1), "a candidate log-prob is positive"),
-            (logprobs.double().exp().sum(1) > HEAD_MASS_LIMIT, f"the candidates' mass is above {HEAD_MASS_LIMIT}"),
-            (
-                shifted.any(1),
-                "the head holds the sampled token with a log-prob that differs by more than "
-                f"{SAMPLED_TOLERANCE} from the sampled one (a shifted row)",
-            ),
-        ]
-    for fault, what in faults:
-        rows = (fault & batch.mask).nonzero().flatten().tolist()
-        if rows:
-            raise ValueError(f"token batch: {_place(rows[0], lengths)}: {what}")
-
-
-def _place(row: int, lengths: Sequence[int] | None) -> str:
-    if lengths is None:
-        return f"row {row}"
-    rollout = 0
-    while row >= lengths[rollout]:
-        row -= lengths[rollout]
-        rollout += 1
-    return f"rollout {rollout}, position {row}"
