@@ -69,6 +69,13 @@ RUN_BY = {
     "python workflow/scripts/train.py --baseline sc_icepop --smoke --print-config": HERE,
     "python workflow/scripts/train.py --baseline sc runtime.device=cuda runtime.threads=8 "
     "trainer.total_training_steps=30 trainer.test_freq=10 trainer.save_freq=10": GPU,
+    "python workflow/scripts/launch.py --baseline sc --smoke": (
+        "tests/workflow/test_launch.py::test_a_smoke_run_trains_as_the_direct_way_does"
+    ),
+    "SC_PORT=8282 SC_KEY=sc-local python workflow/scripts/gateway.py --upstream http://127.0.0.1:8000 --baseline sc": (
+        "tests/unit/gateway/test_gateway_programs.py::"
+        "test_the_program_serves_at_its_port_with_its_key_until_it_is_stopped"
+    ),
     "python workflow/scripts/watch.py results/tiny": "tests/unit/figures/test_watch.py::test_program",
     "python workflow/scripts/compare.py results/tiny results/other": "tests/unit/figures/test_compare.py::test_program",
     "python workflow/scripts/dataset.py --output-dir out --val-size 500 --seed 42 --configfile config/b200.yaml": (
