@@ -1,5 +1,6 @@
 # make all    the whole experiment at the default scale, on two CPU cores
 # make test   every check and test
+# make test-verl   the tests of verl's whole loop on Ray, some minutes (after make test)
 # make test-vllm   the tests against vLLM's CPU build, in an environment of their own (build/vllm)
 # make check  only the checks: formatters, linters, import order
 # make lock   resolve requirements/*.lock again, after a change of pins
@@ -12,7 +13,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test test-vllm b200 check lock schema golden environment test-environment
+.PHONY: all test test-verl test-vllm b200 check lock schema golden environment test-environment
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -30,7 +31,10 @@ all: environment
 	$(IN) snakemake --cores 1 all
 
 test: check
-	$(IN) OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal
+	$(IN) OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m 'not verl'
+
+test-verl: test-environment
+	$(IN) OMP_NUM_THREADS=1 pytest -m verl
 
 check: test-environment
 	$(IN) ruff check .
