@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from score_centering.settings.errors import UserError
 from score_centering.settings.load import DEFAULT_CONFIG, load_settings, parse
+from score_centering.settings.model import Settings
 from score_centering.settings.stages import Stage
 
 S = TypeVar("S", bound=Stage)
@@ -28,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def read(arguments: argparse.Namespace, stage: type[S], arm: str | None = None, smoke: bool = False) -> S:
     """The stage's settings: from `--settings` as it is, else from the configuration files and overrides."""
     if arguments.settings is None:
-        files = [DEFAULT_CONFIG, *(file for file in arguments.configfile if file != DEFAULT_CONFIG)]
-        return stage.of(load_settings(files, arguments.overrides, arm, smoke))
+        return stage.of(load_settings(_files(arguments), arguments.overrides, arm, smoke))
     if arguments.configfile or arguments.overrides:
         raise UserError("--settings holds every setting: leave --configfile and key=value out")
     try:
@@ -37,3 +37,16 @@ def read(arguments: argparse.Namespace, stage: type[S], arm: str | None = None, 
     except json.JSONDecodeError as error:
         raise UserError(f"--settings: not valid JSON: {error}") from None
     return parse(stage, content)
+
+
+def read_arms(arguments: argparse.Namespace) -> tuple[Settings, dict[str, Settings]]:
+    """The whole configuration, and the same resolved for each arm that it runs."""
+    if arguments.settings is not None:
+        raise UserError("--settings holds one stage, this program looks at all: use --configfile and key=value")
+    files = _files(arguments)
+    settings = load_settings(files, arguments.overrides)
+    return settings, {arm: load_settings(files, arguments.overrides, arm) for arm in settings.run.arms}
+
+
+def _files(arguments: argparse.Namespace) -> list[str]:
+    return [DEFAULT_CONFIG, *(file for file in arguments.configfile if file != DEFAULT_CONFIG)]

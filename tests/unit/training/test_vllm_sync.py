@@ -1,8 +1,10 @@
 """Names, requantising and completeness of a weight sync to vLLM, from models without storage."""
 
+import json
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3_5Config
 from transformers.models.qwen3_5 import Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig, Qwen3_5VisionConfig
 
 from score_centering.precision import quantise_weight
@@ -75,6 +77,14 @@ def test_the_engine_gets_the_configuration_of_the_multimodal_class():
     assert engine_overrides(ENGINE) == ("compressed-tensors", {"quantization_config": ENGINE["quantization_config"]})
     assert engine_arguments("Qwen3_5ForConditionalGeneration")["language_model_only"]
     assert "language_model_only" not in engine_arguments("LlamaForCausalLM")
+
+
+def test_transformers_reads_that_configuration_as_the_same_text_model(tmp_path):
+    text = TEXT.to_dict() | {"architectures": ["Qwen3_5ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(multimodal_config(text)))
+    read = AutoConfig.from_pretrained(tmp_path).get_text_config()
+    assert names_of(read) == names_of(TEXT)
+    assert read.layer_types == TEXT.layer_types and read.tie_word_embeddings
 
 
 @pytest.mark.parametrize("prefix", ["text", "multimodal"])
