@@ -28,6 +28,11 @@ RUN_BY = {
     "make all": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
     "make test": SUITE,
     "make test-vllm": SUITE,
+    "make b200 PYTHON=python3.12": GPU,
+    "make lock": LONG,
+    "python workflow/scripts/plan.py --configfile config/b200.yaml": (
+        "tests/unit/training/test_plan.py::test_nine_billion_parameters_fit_a_b200_and_no_h200"
+    ),
     'make all PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"': LONG,
     "make schema": "tests/unit/settings/test_settings.py::test_schema_file_is_current",
     "snakemake --cores 1 all": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
@@ -91,6 +96,7 @@ RUN_BY = {
     "--model-manifest limits/S/manifest.json --w8a8-config limits/S/w8a8/config.json "
     "--output limits/S/validation.json runtime.threads=1 precision.seed=S": LONG,
     "pytest tests/unit/runs": SUITE,
+    "pytest tests/workflow/test_trainer_faults.py": SUITE,
     "pytest tests/workflow/test_resume.py": SUITE,
     "python benchmarks/dataset.py": LONG,
     "python benchmarks/reward.py": LONG,
