@@ -14,7 +14,7 @@ PROGRAM = r"(?:[A-Z_]+=\S+ )*(?:snakemake|python|make|pytest|pip) "
 SHOWN = re.compile(rf"^(?:    )?({PROGRAM}.*)$|`({PROGRAM}[^`]+)`", re.MULTILINE)
 
 HERE = "tests/unit/project/test_docs_commands.py::test_settings_are_printed"
-REFUSED = "tests/unit/project/test_docs_commands.py::test_the_verl_trainer_is_refused_in_one_line"
+VERL = "tests/workflow/test_verl_loop.py::"
 PIPELINE = "tests/workflow/test_pipeline.py::"
 STUDIES = PIPELINE + "test_the_studies_end_in_their_tables_and_figures"
 PLANS = "tests/dag/test_graphs.py::test_target_plans_its_golden_graph"
@@ -27,6 +27,7 @@ SUITE = "the tests themselves"
 RUN_BY = {
     "make all": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
     "make test": SUITE,
+    "make test-verl": SUITE,
     "make test-vllm": SUITE,
     "make b200 PYTHON=python3.12": GPU,
     "make lock": LONG,
@@ -62,8 +63,8 @@ RUN_BY = {
     "snakemake --cores 1 results/b200/model/manifest.json --configfile config/b200.yaml": STAGES,
     "snakemake --cores 1 results/b200/model/w8a8/config.json --configfile config/b200.yaml": STAGES,
     "snakemake --cores 1 results/b200/precision/gate.json --configfile config/b200.yaml": GPU,
-    "snakemake --cores 1 sc_tis --configfile config/b200.yaml": REFUSED,
-    "snakemake --cores 1 all --configfile config/b200.yaml": REFUSED,
+    "snakemake --cores 1 sc_tis --configfile config/b200.yaml": GPU,
+    "snakemake --cores 1 all --configfile config/b200.yaml": GPU,
     "snakemake -n all -e dryrun --workflow-profile workflow/profiles/slurm --configfile config/b200.yaml": (
         "tests/dag/test_documented_commands.py::test_the_slurm_profile_plans_without_its_plugin"
     ),
@@ -74,6 +75,12 @@ RUN_BY = {
     "python workflow/scripts/train.py --baseline sc_icepop --smoke --print-config": HERE,
     "python workflow/scripts/train.py --baseline sc runtime.device=cuda runtime.threads=8 "
     "trainer.total_training_steps=30 trainer.test_freq=10 trainer.save_freq=10": GPU,
+    "python workflow/scripts/train.py --baseline sc --smoke trainer.name=verl": (
+        VERL + "test_sc_has_the_metrics_of_the_local_trainer"
+    ),
+    "python workflow/scripts/train.py --baseline sc --configfile config/b200.yaml": GPU,
+    "RAY_ADDRESS=head:6379 python workflow/scripts/train.py --baseline sc --configfile config/b200.yaml "
+    "trainer.nnodes=2 trainer.n_gpus_per_node=8": GPU,
     "python workflow/scripts/launch.py --baseline sc --smoke": (
         "tests/workflow/test_launch.py::test_a_smoke_run_trains_as_the_direct_way_does"
     ),
@@ -162,12 +169,6 @@ def run_here(command: str, monkeypatch) -> int:
 def test_settings_are_printed(command, monkeypatch, capsys):
     assert run_here(command, monkeypatch) == 0
     assert capsys.readouterr().out.startswith("experiment: ")
-
-
-def test_the_verl_trainer_is_refused_in_one_line(monkeypatch, capsys):
-    command = "python workflow/scripts/train.py --baseline sc_tis --smoke --configfile config/b200.yaml"
-    assert run_here(command, monkeypatch) == 2
-    assert capsys.readouterr().err == "error: trainer.name = 'verl': this version has the local trainer only\n"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
