@@ -1,12 +1,14 @@
 """The whole experiment at its smallest, through the real Snakefile and the real programs, in a copy of the project."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from score_centering.runs.schema import read_metrics
@@ -20,11 +22,16 @@ ARMS = ["grpo_bf16", "grpo", "sc", "sc_mis", "sc_tis", "grpo_mis"]
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project in which `all` has been run once."""
-    folder = tmp_path_factory.mktemp("project")
+    folder = copy(tmp_path_factory.mktemp("project") / "copy")
+    snakemake(folder, "all")
+    return folder
+
+
+def copy(folder: Path) -> Path:
+    """What of the project its workflow needs, in `folder`."""
     for name in ("workflow", "config"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "environment.yml", folder)
-    snakemake(folder, "all")
     return folder
 
 
@@ -83,3 +90,46 @@ def test_figures_drawn_again_are_the_same_bytes(project):
 
 def test_audit_finds_no_fault(project):
     snakemake(project, "audit")
+
+
+@pytest.mark.timeout(900)
+def test_another_project_on_other_cores_ends_in_the_same_bytes(project, tmp_path):
+    folder = copy(tmp_path / "another")
+    snakemake(folder, "sc", "grpo_bf16", "--cores", "2")
+    for path in (
+        "dataset/manifest.json",
+        "model/manifest.json",
+        "model/w8a8/config.json",
+        "precision/validation.json",
+        "runs/sc/seed0/metrics.parquet",
+        "runs/grpo_bf16/seed0/metrics.parquet",
+    ):
+        assert (folder / "results/test" / path).read_bytes() == (project / "results/test" / path).read_bytes(), path
+
+
+@pytest.mark.timeout(900)
+def test_the_studies_end_in_their_tables_and_figures(project):
+    snakemake(project, "drift", "faults", "sweep")
+    results = project / "results/test"
+    drawn = {file.relative_to(results).as_posix() for file in results.glob("*/*.png")}
+    assert {"drift/drift.png", "faults/faults.png", "sweep/sweep.png"} <= drawn
+    drift = pq.read_table(results / "drift/drift.parquet").to_pylist()
+    assert len(drift) == 2 * 3 * 3  # samplers, variants, steps 0 to 2
+    first = [row for row in drift if row["step"] == 1]
+    assert all(row["displacement"] > 0 for row in first)
+    assert all((row["distance_to_exact"] is None) == (row["centering"] == "exact") for row in first)
+    rows = pq.read_table(results / "faults/check.parquet").to_pylist()
+    checked = {(row["kind"], row["transient"]): row for row in rows}
+    assert checked["none", False]["equal_tokens_share"] == checked["codes", False]["equal_tokens_share"] == 1
+    assert checked["codes", True]["equal_tokens_share"] < 1 and checked["codes", True]["seen_by_repeat"]
+    assert "not finite" in checked["nan", True]["refusal"]
+    trained = pq.read_table(results / "faults/faults.parquet").to_pylist()
+    assert [(row["kind"], row["rate"], row["arm"], row["steps"]) for row in trained] == [
+        ("none", 0.0, "sc", 2), ("codes", 0.5, "sc", 2),
+    ]  # fmt: skip
+    assert trained[1]["k3_kl_max"] > trained[0]["k3_kl_max"]
+    (noisy,) = pq.read_table(results / "sweep/sweep.parquet").to_pylist()
+    assert (noisy["precision"], noisy["arm"], noisy["steps"]) == ("int8_noise", "sc", 2)
+    identity = json.loads((results / "sweep/runs/int8_noise/sc/seed0/run.json").read_text())["identity"]
+    assert identity["config"]["perturbation"]["weight_noise"] == 0.1
+    assert "Nothing to be done" in snakemake(project, "drift", "faults", "sweep")

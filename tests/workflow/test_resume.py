@@ -1,5 +1,8 @@
-"""Kills the real pipeline: the trainer, Snakemake, the whole process group; then starts the same command again."""
+"""Kills the real pipeline: the trainer, Snakemake, the whole process group, Ctrl-C at a terminal; then starts the same
+command again."""
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -8,6 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +27,8 @@ pytestmark = [pytest.mark.workflow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 RUN = Path("results/test/runs/sc/seed0")
-SETTINGS = ("--configfile", "config/test.yaml", "--config", "trainer={total_training_steps: 6}")
+TEST = ("--configfile", "config/test.yaml")
+SETTINGS = (*TEST, "--config", "trainer={total_training_steps: 8}")
 
 
 started: list[subprocess.Popen[str]] = []
@@ -37,10 +43,10 @@ def leave_nothing_running():
             process.communicate()
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, settings: tuple[str, ...] = SETTINGS) -> subprocess.Popen[str]:
     """`snakemake ARGUMENTS` with the test configuration, in a process group of its own."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "snakemake", *arguments, *SETTINGS],
+        [sys.executable, "-m", "snakemake", *arguments, *settings],
         cwd=folder,
         env={**os.environ, "PYTHONWARNINGS": "default"},
         stdout=subprocess.PIPE,
@@ -50,6 +56,42 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
     started.append(process)
     return process
+
+
+class Terminal:
+    """`snakemake ARGUMENTS` in the foreground of a terminal of its own, where Ctrl-C is a key."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._keyboard, screen = os.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "snakemake", *arguments, *SETTINGS],
+            cwd=folder,
+            env={**os.environ, "PYTHONWARNINGS": "default"},
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(screen)
+        started.append(self.process)
+        self._shown = bytearray()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # EIO: nobody has the terminal open any more
+            while shown := os.read(self._keyboard, 1 << 16):
+                self._shown += shown
+
+    def press_ctrl_c(self) -> None:
+        os.write(self._keyboard, b"\x03")
+
+    def finish(self) -> tuple[int, str]:
+        code = self.process.wait()
+        self._reader.join()
+        os.close(self._keyboard)
+        return code, self._shown.decode()
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -89,11 +131,18 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def sources(folder: Path) -> dict[str, str]:
+    """Digests of the files outside of the results and of Snakemake's records."""
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(path): digest(folder / path) for path in files if path.parts[0] not in ("results", ".snakemake")}
+
+
 def test_a_killed_experiment_ends_in_the_bytes_of_an_undisturbed_one(tmp_path):
-    folder = tmp_path / "a project"
+    folder = tmp_path / 'it\'s a "project" – ünï'
     for name in ("workflow", "config"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "environment.yml", folder)
+    before = sources(folder)
     sc = ("--cores", "1", "sc")
 
     # The trainer alone: Snakemake reports the failure.
@@ -119,18 +168,43 @@ def test_a_killed_experiment_ends_in_the_bytes_of_an_undisturbed_one(tmp_path):
     code, output = finish(start(folder, "--unlock"))
     assert code == 0, output
 
-    # A stop signal to everything: the trainer finishes its step and writes a checkpoint.
+    # A second trainer in the same folder is refused, whoever starts it.
     process = start(folder, *sc)
     wait_until(in_phase(folder, "rollout", after_step=3), process)
+    owner = trainer(folder)
+    os.kill(owner, signal.SIGSTOP)
+    command = ["workflow/scripts/train.py", "--baseline", "sc", *TEST, "trainer.total_training_steps=8"]
+    second = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False)
+    assert second.returncode == 2
+    assert f"is in use by process {owner} on {os.uname().nodename};" in second.stderr.splitlines()[-1]
+
+    # A stop signal to everything: the trainer finishes its step and writes a checkpoint.
+    os.kill(owner, signal.SIGCONT)
     os.killpg(process.pid, signal.SIGTERM)
     code, output = finish(process)
-    assert code != 0
+    assert code == 1, output
+    assert gone(owner)
     log = (folder / "results/test/logs/train/sc/seed0.log").read_text()
     stopped = re.search(r"SIGTERM: stopped after step (\d+); the same command goes on from there", log)
     assert stopped, log
     assert (folder / RUN / f"state/checkpoints/step{int(stopped[1]):06d}").is_dir()
     if (folder / ".snakemake/locks").is_dir():
         assert finish(start(folder, "--unlock"))[0] == 0
+
+    # Ctrl-C at a terminal: Snakemake waits for the trainer, which does the same.
+    terminal = Terminal(folder, *sc)
+    wait_until(in_phase(folder, "rollout", after_step=int(stopped[1])), terminal.process)
+    owner = trainer(folder)
+    terminal.press_ctrl_c()
+    code, output = terminal.finish()
+    assert code == 1, output
+    assert gone(owner), "the trainer outlived Snakemake"
+    stopped = re.search(r"SIGINT: stopped after step (\d+); the same command goes on from there", output)
+    assert stopped, output
+    assert (folder / RUN / f"state/checkpoints/step{int(stopped[1]):06d}").is_dir()
+    assert not (folder / RUN / "metrics.parquet").exists()
+    if (folder / ".snakemake/locks").is_dir():
+        finish(start(folder, "--unlock"))
 
     # Everything at once, then the same command to the end.
     process = start(folder, *sc)
@@ -148,3 +222,15 @@ def test_a_killed_experiment_ends_in_the_bytes_of_an_undisturbed_one(tmp_path):
     assert code == 0, output
     assert "training starts afresh" in (folder / "results/test/logs/train/sc/seed0.log").read_text()
     assert digest(folder / RUN / "metrics.parquet") == killed
+
+    # After a change, the audit says what the run was made from; it trains nothing.
+    (folder / "results/test/model/w8a8/config.json").write_text("{}")
+    code, output = finish(start(folder, "--cores", "1", "audit", settings=TEST))
+    assert code == 0, output
+    line = next(text for text in output.splitlines() if text.startswith("results/test/runs/sc/seed0: "))
+    assert line.startswith("results/test/runs/sc/seed0: finished, 8 steps; ")
+    assert "config.trainer.total_training_steps: 8 there, 4 here" in line
+    assert "w8a8_config_sha256: " in line
+    assert "1 runs: 1 made by other code, settings or inputs than today's, 0 damaged" in output
+    assert digest(folder / RUN / "metrics.parquet") == killed
+    assert sources(folder) == before, "something was written outside of results/"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from score_centering.runs import PRODUCTS, open_run, schema
 from score_centering.settings import UserError
 
-CLONE_NEWNS, CLONE_NEWUSER, MS_RDONLY, MS_REMOUNT = 0x20000, 0x10000000, 1, 32
+CLONE_NEWNS, CLONE_NEWUSER, MS_RDONLY, MS_REMOUNT, MS_REC, MS_PRIVATE = 0x20000, 0x10000000, 1, 32, 1 << 14, 1 << 18
 NO_NAMESPACE = 99
 PRODUCT_NAMES = sorted(PRODUCTS)
 
@@ -38,7 +38,9 @@ def mount_small_disk(folder: Path, size: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     spaces = CLONE_NEWNS | (0 if os.getuid() == 0 else CLONE_NEWUSER)
     options = f"size={size}".encode()
-    if libc.unshare(spaces) or libc.mount(b"none", bytes(folder), b"tmpfs", 0, options):
+    if libc.unshare(spaces) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
+        os._exit(NO_NAMESPACE)
+    if libc.mount(b"none", bytes(folder), b"tmpfs", 0, options):
         os._exit(NO_NAMESPACE)
 
 
@@ -150,6 +152,18 @@ def test_something_else_in_place_of_the_state(tmp_path, train, blocker):
         (run_dir / "state").symlink_to(elsewhere)
     with pytest.raises(UserError, match=r"must lie inside|must be a folder"):
         train(run_dir)
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "damaged", "archive"])
+def test_a_planted_folder_is_not_followed(tmp_path, train, name):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    state = tmp_path / "run" / "state"
+    state.mkdir(parents=True)
+    (state / name).symlink_to(elsewhere)
+    with pytest.raises(UserError, match=rf"{name}: is a symbolic link; a run's state must lie inside its folder"):
+        train(tmp_path / "run")
     assert not list(elsewhere.iterdir())
 
 

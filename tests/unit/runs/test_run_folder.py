@@ -70,6 +70,14 @@ def test_a_forced_rerun_trains_afresh_and_keeps_the_old_state(tmp_path, train, u
     assert (tmp_path / "metrics.parquet").read_bytes() == uninterrupted
 
 
+def test_a_removed_archive_is_no_obstacle(tmp_path, train):
+    for _ in range(3):
+        train(tmp_path)
+    shutil.rmtree(tmp_path / "state" / "archive" / "0001")
+    train(tmp_path)
+    assert sorted(os.listdir(tmp_path / "state" / "archive")) == ["0002", "0003"]
+
+
 def test_a_published_run_may_be_trained_with_another_identity(tmp_path, train):
     train(tmp_path)
     assert train(tmp_path, config={"trainer": {"lr": 0.2}}) == 0
@@ -120,6 +128,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_taken(
     assert len(lines) == 2
     assert "step000004: not resumed from" in lines[0] and reason in lines[0]
     assert (interrupted / "state" / "damaged" / "step000004-1").is_dir()
+    assert checkpoint.next_number(interrupted / "state" / "damaged", "step000004-") == 2
     assert (interrupted / "metrics.parquet").read_bytes() == uninterrupted
 
 
@@ -240,10 +249,13 @@ def test_changed_code_goes_on_and_is_recorded(interrupted, train, uninterrupted,
     assert (interrupted / "metrics.parquet").read_bytes() == uninterrupted
 
 
-def test_state_whose_identity_is_lost_is_refused(interrupted, train):
-    (interrupted / "state" / "identity.json").unlink()
-    with pytest.raises(UserError, match=r"identity\.json: missing or not valid JSON; put it aside to train anew: mv "):
+@pytest.mark.parametrize("content", [None, "", "[1]", "{}", '{"experiment": "tiny"}'])
+def test_state_whose_identity_is_lost_is_refused(interrupted, train, content):
+    path = interrupted / "state" / "identity.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(UserError, match=r"identity\.json: .*; put it aside to train anew: mv ") as error:
         train(interrupted)
+    assert "\n" not in str(error.value)
 
 
 def test_steps_follow_each_other(tmp_path, identity):

@@ -1,9 +1,11 @@
 """One owner, signals, parents that die, GPU leases."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -14,7 +16,7 @@ from score_centering.runs.lock import in_use
 from score_centering.runs.process import StopFlag
 
 
-def wait_until(condition, seconds=20.0):
+def wait_until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
@@ -30,6 +32,17 @@ def test_a_second_start_is_refused_with_pid_and_host(tmp_path, identity, train, 
     assert len(lines) == 1
     assert f"is in use by process {os.getpid()} on {os.uname().nodename};" in lines[0]
     assert not in_use(tmp_path / "state" / "lock")
+
+
+def test_a_look_at_the_lock_refuses_no_start(tmp_path, identity):
+    """`watch` and `audit` hold it for an instant; so long, here."""
+    with open_run(tmp_path, identity()):
+        pass
+    looking = os.open(tmp_path / "state" / "lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.05, os.close, (looking,)).start()
+    with open_run(tmp_path, identity()):
+        assert in_use(tmp_path / "state" / "lock")
 
 
 def test_a_stale_lock_is_recognised(tmp_path, train, fork):
