@@ -16,6 +16,15 @@ from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
 
 
+# Nothing is reported anywhere, and a machine that is busy with other work may start Ray's processes slowly.
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_raylet_start_wait_time_s": "600",
+}
+
+
 @contextmanager
 def ray_session(stage: TrainStage, config: DictConfig) -> Iterator[None]:
     """Ray processes of this run alone, or the cluster that RAY_ADDRESS names; ended with the block, however it ends.
@@ -32,7 +41,8 @@ def ray_session(stage: TrainStage, config: DictConfig) -> Iterator[None]:
     }
     if stage.runtime.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     ray.init(
         **OmegaConf.to_container(config.ray_kwargs.ray_init),
