@@ -16,12 +16,14 @@ def test_faults_check_the_engine_and_train_the_arms(fresh):
     assert (jobs["fault_check"], jobs["study_run"], jobs["faults"]) == (1, 8, 1)
 
 
-def test_drift_is_one_measurement_and_its_figure(fresh):
-    assert fresh.jobs("drift") == {"dataset": 1, "model": 1, "w8a8": 1, "drift_runs": 2, "drift": 1}
+def test_drift_runs_each_sampler_with_each_way_to_center(fresh):
+    assert fresh.jobs("drift") == {
+        "dataset": 1, "model": 1, "w8a8": 1, "drift_run": 10, "drift_table": 1, "drift": 1,
+    }  # fmt: skip
 
 
 def test_all_needs_no_study(fresh):
-    assert not {"study_run", "fault_check", "drift_runs"} & set(fresh.jobs("all"))
+    assert not {"study_run", "fault_check", "drift_run"} & set(fresh.jobs("all"))
 
 
 def test_a_preset_may_choose_other_cells(fresh):

@@ -30,6 +30,13 @@ def study_files(study, name):
     return expand(pattern, cell=CELLS[study], arm=grid.arms, seed=grid.seeds)
 
 
+def drift_files(extension):
+    """The file of each run without a learning signal: by sampler, centering and seed."""
+    centering = ["exact", "none", *(f"k{k}" for k in SETTINGS.drift.head_sizes)]
+    pattern = f"<results>/drift/runs/{{sampler}}/{{centering}}/seed{{seed}}.{extension}"
+    return expand(pattern, sampler=["online", "frozen"], centering=centering, seed=SETTINGS.drift.seeds)
+
+
 def study_figure(study):
     """The figure of a study, in three formats."""
     return report(

@@ -147,22 +147,25 @@ rule faults:
         """
 
 
-rule drift_runs:
+rule drift_run:
     input:
         dataset="<results>/dataset/manifest.json",
         model="<results>/model/manifest.json",
         w8a8=W8A8_CONFIG,
     output:
-        rows="<results>/drift/{sampler}.parquet",
+        rows="<results>/drift/runs/{sampler}/{centering}/seed{seed}.parquet",
+        weights=temp("<results>/drift/runs/{sampler}/{centering}/seed{seed}.safetensors"),
     log:
-        "<results>/logs/drift/{sampler}.log",
+        "<results>/logs/drift/{sampler}/{centering}/seed{seed}.log",
+    wildcard_constraints:
+        sampler="online|frozen",
+        centering=r"exact|none|k\d+",
+        seed=r"\d+",
     conda:
         "../../environment.yml"
     threads: 1
     resources:
         gpu=GPU,
-    wildcard_constraints:
-        sampler="online|frozen",
     params:
         settings=stage_json(SETTINGS, "drift"),
     shell:
@@ -170,6 +173,8 @@ rule drift_runs:
         exec python workflow/scripts/drift.py \
             --settings {params.settings:q} \
             --sampler {wildcards.sampler:q} \
+            --centering {wildcards.centering:q} \
+            --seed {wildcards.seed:q} \
             --dataset-manifest {input.dataset:q} \
             --model-manifest {input.model:q} \
             --w8a8-config {input.w8a8:q} \
@@ -178,15 +183,14 @@ rule drift_runs:
         """
 
 
-rule drift:
+rule drift_table:
     input:
-        online="<results>/drift/online.parquet",
-        frozen="<results>/drift/frozen.parquet",
+        rows=drift_files("parquet"),
+        weights=drift_files("safetensors"),
     output:
-        study_figure("drift"),
         table="<results>/drift/drift.parquet",
     log:
-        "<results>/logs/drift.log",
+        "<results>/logs/drift_table.log",
     conda:
         "../../environment.yml"
     threads: 1
@@ -194,8 +198,29 @@ rule drift:
         stem=lambda wildcards, output: os.path.splitext(output.table)[0],
     shell:
         """
+        exec python workflow/scripts/studies.py drift-table \
+            --measured {input.rows:q} \
+            --output {params.stem:q} \
+            &> >(tee {log:q} >&2)
+        """
+
+
+rule drift:
+    input:
+        table="<results>/drift/drift.parquet",
+    output:
+        study_figure("drift"),
+    log:
+        "<results>/logs/drift.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        stem=lambda wildcards, input: os.path.splitext(input.table)[0],
+    shell:
+        """
         exec python workflow/scripts/studies.py drift \
-            --measured {input.online:q} {input.frozen:q} \
+            --measured {input.table:q} \
             --output {params.stem:q} \
             &> >(tee {log:q} >&2)
         """

@@ -1,31 +1,36 @@
-"""Train without a learning signal, with and without centering, and record how far the weights drift."""
+"""Train without a learning signal, with or without centering, and record how far the weights drift."""
 
 import argparse
 from pathlib import Path
 
-from score_centering.settings import cli, run_main
+from score_centering.settings import UserError, cli, run_main
 from score_centering.settings.stages import DriftStage
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sampler", required=True, choices=("online", "frozen"), help="synced every step, or never")
+    parser.add_argument("--centering", required=True, metavar="NAME", help="exact, none, or k<K> of drift.head_sizes")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dataset-manifest", type=Path, required=True, metavar="FILE", help="dataset/manifest.json")
     parser.add_argument("--model-manifest", type=Path, required=True, metavar="FILE", help="model/manifest.json")
     parser.add_argument("--w8a8-config", type=Path, required=True, metavar="FILE", help="config.json of the W8A8 model")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the parquet file")
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FILE", help="the parquet file; weights lie beside it"
+    )
     cli.add_arguments(parser)
     arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, DriftStage)
 
     import pyarrow as pa
+    from safetensors.torch import save_file
     from transformers import AutoConfig
 
     from score_centering.data import read_split
     from score_centering.figures.drift import DRIFT
     from score_centering.figures.scan import write_table
     from score_centering.model.manifest import verified_folder
-    from score_centering.training.drift import drift_runs
+    from score_centering.training.drift import drift_run, ways_to_center
     from score_centering.training.local import Inputs
 
     needs_w8a8 = stage.train.actor_rollout_ref.rollout.quantization is not None
@@ -36,18 +41,18 @@ def main() -> None:
         w8a8_config=arguments.w8a8_config if needs_w8a8 else None,
     )
     vocab_size = AutoConfig.from_pretrained(inputs.model_folder, local_files_only=True).vocab_size
-    rows = []
-    for run in drift_runs(stage, arguments.sampler, inputs, vocab_size):
-        first, last = run[0], run[-1]
-        print(
-            f"seed {last['seed']}  {last['sampler']:6}  {last['centering']:5}  moved {last['displacement']:.4f}  "
-            f"reward {first['reward_sampled']:.3f} to {last['reward_sampled']:.3f}",
-            flush=True,
-        )
-        rows += run
+    allowed = ways_to_center(stage.drift.head_sizes)
+    if arguments.centering not in allowed:
+        raise UserError(f"--centering {arguments.centering!r}: allowed are {', '.join(allowed)}")
+    rows, weights = drift_run(stage, arguments.sampler, arguments.centering, arguments.seed, inputs, vocab_size)
     table = pa.Table.from_pylist(rows, DRIFT).replace_schema_metadata({"settings": stage.to_json()})
     write_table(table, arguments.output)
-    print(f"{arguments.output}: {len(rows)} rows")
+    save_file(weights, arguments.output.with_suffix(".safetensors"))
+    first, last = rows[0], rows[-1]
+    print(
+        f"{arguments.sampler}, {arguments.centering}, seed {arguments.seed}: moved {last['displacement']:.4f}, "
+        f"reward {first['reward_sampled']:.3f} to {last['reward_sampled']:.3f}"
+    )
 
 
 if __name__ == "__main__":

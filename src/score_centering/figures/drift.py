@@ -1,13 +1,16 @@
 """Drift, the mechanism: how far weights move without a learning signal, and what that does to the reward."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from safetensors.numpy import load_file
 
 from score_centering.figures.canvas import TWO_COLUMNS, EndLabel, axes_row, label_ends, label_margin
 from score_centering.figures.colours import readable_on_white
@@ -56,6 +59,29 @@ LOOKS = (
     ("#009e73", (1.2, 1.0)),
     ("#7a4fbf", (6, 1.2, 1.2, 1.2)),
 )
+
+
+def drift_table(files: Sequence[Path]) -> pa.Table:
+    """The rows of all runs, with their distances from the exact run of the same sampler and seed.
+
+    Beside each parquet file lies a .safetensors file with the run's weights at its checks, as `<step>/<name>`.
+    """
+    tables = [pq.read_table(path) for path in files]
+    weights = [load_file(path.with_suffix(".safetensors")) for path in files]
+    runs = [tuple(table[name][0].as_py() for name in ("sampler", "seed", "centering")) for table in tables]
+    rows = []
+    for run, table, own in zip(runs, tables, weights, strict=True):
+        exact = weights[runs.index((*run[:2], EXACT))]
+        squares: dict[int, float] = {}
+        for name, tensor in own.items():
+            step = int(name.partition("/")[0])
+            squares[step] = squares.get(step, 0.0) + float(((tensor - exact[name]).astype(np.float64) ** 2).sum())
+        known = {} if run[2] == EXACT else squares
+        rows += [
+            row | {"distance_to_exact": known[row["step"]] ** 0.5 if row["step"] in known else None}
+            for row in table.to_pylist()
+        ]
+    return pa.Table.from_pylist(rows, DRIFT).replace_schema_metadata(tables[0].schema.metadata)
 
 
 def draw_drift(table: pa.Table) -> Figure:

@@ -5,7 +5,6 @@ The sampler is either the trainer's own policy of the step in low precision (onl
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +15,7 @@ from score_centering.precision import requantise
 from score_centering.reward import Scorer
 from score_centering.rollout import validate_all
 from score_centering.settings.model import Drift, ScoreCentering
-from score_centering.settings.stages import DriftStage, TrainStage
+from score_centering.settings.stages import DriftStage
 from score_centering.training.local import Inputs, LocalTrainer
 
 Sampler = Literal["online", "frozen"]
@@ -24,66 +23,51 @@ Weights = dict[str, Tensor]
 METRICS = ("loss", "grad_norm", "learning_rate", "entropy", "k3_kl", "head_mass_sampler")
 
 
-@dataclass(frozen=True)
-class Variant:
-    """k: size of the recorded head; None leaves centering out, 0 takes the whole vocabulary (exact)."""
-
-    sampler: Sampler
-    k: int | None
-
-    @property
-    def centering(self) -> str:
-        """`none`, `exact` or `k<K>`."""
-        return {None: "none", 0: "exact"}.get(self.k, f"k{self.k}")
-
-    def stage(self, drift: DriftStage, vocab_size: int) -> TrainStage:
-        """The settings of a training run that this variant is."""
-        if self.k is None:
-            return drift.train.model_copy(update={"score_centering": ScoreCentering()})
-        centering = ScoreCentering(enabled=True, centering=True, top_logprobs_num=self.k or vocab_size)
-        return drift.train.model_copy(update={"score_centering": centering})
+def ways_to_center(head_sizes: Sequence[int]) -> list[str]:
+    """`exact` (the whole vocabulary is recorded), `none`, and `k<K>` for each K."""
+    return ["exact", "none", *(f"k{k}" for k in head_sizes)]
 
 
-def variants(sampler: Sampler, head_sizes: Sequence[int]) -> list[Variant]:
-    """Exact, without centering, and at each K."""
-    return [Variant(sampler, k) for k in (0, None, *head_sizes)]
+def centering_settings(centering: str, vocab_size: int) -> ScoreCentering:
+    """The settings behind a name of `ways_to_center`."""
+    if centering == "none":
+        return ScoreCentering()
+    k = vocab_size if centering == "exact" else int(centering.removeprefix("k"))
+    return ScoreCentering(enabled=True, centering=True, top_logprobs_num=k)
 
 
-def drift_runs(stage: DriftStage, sampler: Sampler, inputs: Inputs, vocab_size: int) -> Iterator[list[dict[str, Any]]]:
-    """Each seed's and variant's run: its rows, step 0 first (the columns of figures.drift.DRIFT)."""
+def drift_run(
+    stage: DriftStage, sampler: Sampler, centering: str, seed: int, inputs: Inputs, vocab_size: int
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """One run: its rows, step 0 first (the columns of figures.drift.DRIFT), and the FP32 weights at its checks as
+    `<step>/<name>`."""
     runtime = stage.train.runtime
     torch.set_num_threads(runtime.threads)
+    torch.manual_seed(seed)
+    train = stage.train.model_copy(update={"score_centering": centering_settings(centering, vocab_size)})
+    trainer = DriftTrainer(train, centering, seed, inputs)
+    labels = {"sampler": sampler, "centering": centering, "seed": seed}
+    kept: dict[str, Tensor] = {}
     with Scorer(runtime.reward_workers, runtime.reward_timeout_seconds) as scorer:
-        for seed in stage.drift.seeds:
-            exact: dict[int, Weights] = {}
-            for variant in variants(sampler, stage.drift.head_sizes):
-                torch.manual_seed(seed)
-                trainer = DriftTrainer(variant.stage(stage, vocab_size), variant.centering, seed, inputs)
-                labels = {"sampler": sampler, "centering": variant.centering, "seed": seed}
-                yield [labels | row for row in trainer.rows(stage.drift, variant, exact, scorer)]
-                trainer.engine.close()
+        rows = [labels | row for row in trainer.rows(stage.drift, sampler, kept, scorer)]
+    trainer.engine.close()
+    return rows, kept
 
 
 class DriftTrainer(LocalTrainer):
     """A local trainer whose rewards teach nothing."""
 
-    def rows(
-        self, drift: Drift, variant: Variant, exact: dict[int, Weights], scorer: Scorer
-    ) -> Iterator[dict[str, Any]]:
+    def rows(self, drift: Drift, sampler: Sampler, kept: dict[str, Tensor], scorer: Scorer) -> Iterator[dict[str, Any]]:
         """One row a step: where the weights are, what the update was, and every `check_every` steps the reward of the
-        trainer's policy in the rollouts' precision and the distance from the exact run of the same seed.
-
-        Args:
-            exact: that run's weights by step: the exact run fills it, the others read it.
-        """
+        trainer's policy in the rollouts' precision; the weights of those steps are added to `kept`."""
         start = self._weights()
         self._sync(0)
         yield {"step": 0, "displacement": 0.0, "displacement_relative": 0.0} | self._check(0, scorer)
-        sampler = requantise(self._model_weights(), self.engine.listed)
+        fixed = requantise(self._model_weights(), self.engine.listed)
         for step in range(1, drift.steps + 1):
             prompts = self._batch(step)
-            if variant.sampler == "frozen":
-                self.engine.sync(sampler, 0)
+            if sampler == "frozen":
+                self.engine.sync(fixed, 0)
             rollouts = self._generate(prompts, drift.n, step, greedy=False)
             validate_all(rollouts, self.vocab_size, self.top_logprobs)
             answers = [prompt.answer for prompt in prompts for _ in range(drift.n)]
@@ -101,14 +85,11 @@ class DriftTrainer(LocalTrainer):
                 **{name: metrics.get(name) for name in METRICS},
             }
             due = step % drift.check_every == 0 or step == drift.steps
-            if variant.sampler == "online" or due:
+            if sampler == "online" or due:
                 self._sync(step)
             if due:
                 row |= self._check(step, scorer)
-                if variant.k == 0:
-                    exact[step] = self._weights()
-                else:
-                    row["distance_to_exact"] = _distance(self.masters.masters, exact[step])
+                kept |= {f"{step}/{name}": tensor for name, tensor in self._weights().items()}
             yield row
 
     def _check(self, step: int, scorer: Scorer) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
@@ -13,7 +12,7 @@ from score_centering.rollout import Rollout
 from score_centering.settings import load_settings
 from score_centering.settings.model import Actor, Optim
 from score_centering.settings.stages import DriftStage
-from score_centering.training.drift import Variant, variants
+from score_centering.training.drift import centering_settings, ways_to_center
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
 
@@ -85,16 +84,19 @@ def test_what_a_smaller_head_leaves():
     assert left[2] < 0.1
 
 
-def test_variants_differ_in_sampler_and_centering_only():
-    assert [variant.centering for variant in variants("online", [8, 32])] == ["exact", "none", "k8", "k32"]
-    assert {variant.sampler for variant in variants("frozen", [8, 32])} == {"frozen"}
+def test_ways_to_center_are_settings():
+    assert ways_to_center([8, 32]) == ["exact", "none", "k8", "k32"]
+    found = {name: centering_settings(name, 512) for name in ways_to_center([8, 32])}
+    assert [settings.centering for settings in found.values()] == [True, False, True, True]
+    assert [found[name].top_logprobs_num for name in ("exact", "k8", "k32")] == [512, 8, 32]
 
 
-@pytest.mark.parametrize(("k", "enabled", "recorded"), [(None, False, 128), (0, True, 512), (8, True, 8)])
-def test_a_variant_is_a_setting_of_centering(k, enabled, recorded):
-    stage = DriftStage.of(load_settings([Path(__file__).parents[3] / "config/config.yaml"]))
-    made = Variant("online", k).stage(stage, 512)
-    assert (made.score_centering.centering, made.score_centering.top_logprobs_num) == (enabled, recorded)
-    assert made.model_copy(update={"score_centering": stage.train.score_centering}) == stage.train
-    assert made.actor_rollout_ref.actor.optim == stage.drift.optim
-    assert made.data.train_batch_size == stage.drift.train_batch_size
+def test_the_study_changes_the_optimiser_and_the_objective_alone():
+    settings = load_settings([Path(__file__).parents[3] / "config/config.yaml"])
+    stage = DriftStage.of(settings)
+    actor = stage.train.actor_rollout_ref.actor
+    assert (actor.optim, actor.policy_loss, actor.loss_agg_mode) == (
+        stage.drift.optim, "score_centering", "token-mean",
+    )  # fmt: skip
+    assert stage.train.data.train_batch_size == stage.drift.train_batch_size
+    assert stage.train.actor_rollout_ref.rollout.quantization == settings.actor_rollout_ref.rollout.quantization
