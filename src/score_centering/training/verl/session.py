@@ -15,7 +15,6 @@ from score_centering.runs.process import STOP_SIGNALS
 from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
 
-
 # Nothing is reported anywhere, and a machine that is busy with other work may start Ray's processes slowly.
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
