@@ -55,7 +55,8 @@ def train(run: RunFolder, stage: TrainStage, arm: str, seed: int, inputs: Inputs
     """
     torch.set_num_threads(stage.runtime.threads)
     torch.manual_seed(seed)
-    config = verl_config(stage, arm, seed, inputs.model_folder, inputs.w8a8_config)
+    w8a8 = inputs.w8a8_config and inputs.w8a8_config.resolve()  # workers may run in another folder, or on another node
+    config = verl_config(stage, arm, seed, inputs.model_folder.resolve(), w8a8)
     write_file(run.state / "verl.yaml", OmegaConf.to_yaml(config, sort_keys=True).encode())
     with (
         Scorer(stage.runtime.reward_workers, stage.runtime.reward_timeout_seconds) as scorer,
@@ -225,7 +226,7 @@ class _CpuPools(ResourcePoolManager):
 
 
 def _shards(run: RunFolder, step: int) -> Path:
-    return run.state / "shards" / f"step{step:06d}"
+    return run.state.resolve() / "shards" / f"step{step:06d}"
 
 
 def _objects(values: Sequence[Any]) -> np.ndarray:
