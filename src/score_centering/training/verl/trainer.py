@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 from verl import DataProto
@@ -27,7 +27,6 @@ from score_centering.rollout.streams import streams
 from score_centering.rollout.vllm import request_seed
 from score_centering.runs import RunFolder
 from score_centering.runs.checkpoint import paths
-from score_centering.runs.files import write_file
 from score_centering.runs.torch_state import restore_rng_state, rng_state
 from score_centering.settings import UserError
 from score_centering.settings.inputs import sha256_file
@@ -57,7 +56,6 @@ def train(run: RunFolder, stage: TrainStage, arm: str, seed: int, inputs: Inputs
     torch.manual_seed(seed)
     w8a8 = inputs.w8a8_config and inputs.w8a8_config.resolve()  # workers may run in another folder, or on another node
     config = verl_config(stage, arm, seed, inputs.model_folder.resolve(), w8a8)
-    write_file(run.state / "verl.yaml", OmegaConf.to_yaml(config, sort_keys=True).encode())
     with (
         Scorer(stage.runtime.reward_workers, stage.runtime.reward_timeout_seconds) as scorer,
         ray_session(stage, config),
