@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ import ray
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
+from score_centering.runs.files import make_folder, write_file
 from score_centering.runs.process import STOP_SIGNALS
 from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
@@ -29,7 +32,8 @@ def ray_session(stage: TrainStage, config: DictConfig) -> Iterator[None]:
     """Ray processes of this run alone, or the cluster that RAY_ADDRESS names; ended with the block, however it ends.
 
     The processes of a local Ray die with this one, even when it is killed: Ray asks the kernel for that. Their logs
-    stay in Ray's session folder, and are copied into SC_LOG_DIR where that is set.
+    are in Ray's session folder while they run; the log folder (SC_LOG_DIR, by default one of its own in the temporary
+    folder) gets the resolved configuration at the start and those logs at the end.
 
     Raises:
         UserError: a Ray process failed, with its own last words and the folder of its log.
@@ -40,6 +44,11 @@ def ray_session(stage: TrainStage, config: DictConfig) -> Iterator[None]:
     }
     if stage.runtime.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
+    elif "RAY_ADDRESS" not in os.environ and stage.trainer.n_gpus_per_node == 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = leased_gpu()
+    folder = log_folder()
+    make_folder(folder)
+    write_file(folder / "verl.yaml", OmegaConf.to_yaml(config, sort_keys=True).encode())
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
@@ -59,5 +68,16 @@ def ray_session(stage: TrainStage, config: DictConfig) -> Iterator[None]:
         raise UserError(f"a process of Ray failed: {cause}; the last checkpoint is kept, logs are in {logs}") from error
     finally:
         ray.shutdown()
-        if "SC_LOG_DIR" in os.environ and logs.is_dir():
-            shutil.copytree(logs, Path(os.environ["SC_LOG_DIR"]) / "ray", dirs_exist_ok=True)
+        if logs.is_dir():
+            shutil.copytree(logs, folder / "ray", dirs_exist_ok=True)
+
+
+def leased_gpu() -> str:
+    """The GPU that `SC_GPU` names, as CUDA_VISIBLE_DEVICES says it: Ray would take the first one that it sees."""
+    index, visible = int(os.environ.get("SC_GPU", "0")), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[index] if visible else str(index)
+
+
+def log_folder() -> Path:
+    default = f"score-centering-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return Path(os.environ.get("SC_LOG_DIR") or Path(tempfile.gettempdir()) / default)

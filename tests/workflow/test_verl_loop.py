@@ -1,0 +1,189 @@
+"""verl's whole loop on Ray, on the CPU, with the local engine as rollout server: against the local trainer, killed and
+resumed, and what it leaves behind. `make test-verl`.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from score_centering.runs.log import read_log
+
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(3000)]
+if importlib.util.find_spec("verl") is None:
+    pytest.skip("verl is not installed (requirements/test.lock has it)", allow_module_level=True)
+
+PROGRAM = Path(__file__).with_name("verl_loop_program.py")
+MARK = "VERL_LOOP_TEST"
+# Of the rollouts themselves: the engines, seeds and prompts are the same, so these are equal to the last bit.
+EXACT = {
+    "reward_mean", "reward_std", "response_length_mean", "response_length_max", "truncated_share", "generated_tokens",
+    "zero_variance_group_share", "scorer_errors", "scorer_timeouts", "advantage_abs_mean", "head_mass_sampler",
+    "learning_rate", "nonfinite_updates", "k3_clamped_tokens", "val_reward_mean", "val_response_length_mean",
+    "val_truncated_share",
+}  # fmt: skip
+# Of a BF16 forward over packed rows against padded ones: other products, so other roundings.
+RELATIVE, ABSOLUTE = 0.05, 2e-3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("verl")
+    assert finish(start(folder, "save", "-", "-"))[0] == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_running(folder):
+    yield
+    for pid in alive(folder):
+        os.kill(pid, signal.SIGKILL)
+
+
+def start(folder: Path, trainer: str, arm: str, run: str, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, PROGRAM, trainer, arm, folder / "model", folder / run, *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, MARK: str(folder), "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = process.communicate()
+    return process.returncode, output
+
+
+def alive(folder: Path) -> list[int]:
+    """Processes that this module has started, or that those have: all inherit the mark."""
+    mark, found = f"{MARK}={folder}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0") and _state(entry) != "Z":
+                    found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+    return found
+
+
+def _state(entry: Path) -> str:
+    return (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[str] | None, seconds: float = 900) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def gone(folder: Path) -> bool:
+    return not alive(folder)
+
+
+def steps(run: Path) -> list[dict]:
+    path = run / "state/steps.log"
+    return read_log(path) if path.exists() else []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder) -> Path:
+    """`sc` through verl, five steps at one go."""
+    code, output = finish(start(folder, "verl", "sc", "undisturbed", "trainer.total_training_steps=5"))
+    assert code == 0, output
+    wait_until(lambda: gone(folder), None, seconds=60)
+    return folder / "undisturbed"
+
+
+def first_steps(run: Path) -> list[dict]:
+    """The initial validation and the first step: after that, weights differ by roundings and so do the rollouts."""
+    return [record["metrics"] for record in steps(run)[:2]]
+
+
+def assert_parity(through_verl: Path, locally: Path) -> None:
+    pairs = list(zip(first_steps(through_verl), first_steps(locally), strict=True))
+    assert len(pairs) == 2
+    for ours, theirs in pairs:
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            if value is None or name in EXACT:
+                assert ours[name] == value, name
+            else:
+                assert ours[name] == pytest.approx(value, rel=RELATIVE, abs=ABSOLUTE), name
+    assert pairs[1][0]["grad_norm"] > 0.1, "the step taught nothing"
+
+
+def test_sc_has_the_metrics_of_the_local_trainer(folder, undisturbed):
+    assert len(steps(undisturbed)) == 6
+    code, output = finish(start(folder, "local", "sc", "sc_local", "trainer.total_training_steps=5"))
+    assert code == 0, output
+    assert_parity(undisturbed, folder / "sc_local")
+    products = {path.name for path in undisturbed.iterdir()}
+    assert products == {"metrics.parquet", "timing.parquet", "config.yaml", "run.json", "state"}
+
+
+def test_grpo_has_the_metrics_of_the_local_trainer(folder):
+    code, output = finish(start(folder, "verl", "grpo", "grpo"))
+    assert code == 0, output
+    assert len(steps(folder / "grpo")) == 4
+    code, output = finish(start(folder, "local", "grpo", "grpo_local"))
+    assert code == 0, output
+    assert_parity(folder / "grpo", folder / "grpo_local")
+
+
+def test_killed_stopped_and_crashed_runs_leave_nothing_and_go_on(folder, undisturbed):
+    run = folder / "disturbed"
+
+    def begin() -> subprocess.Popen[str]:
+        return start(folder, "verl", "sc", "disturbed", "trainer.total_training_steps=5")
+
+    process = begin()
+    wait_until(lambda: len(steps(run)) >= 2, process)
+    os.kill(process.pid, signal.SIGKILL)
+    finish(process)
+    wait_until(lambda: gone(folder), None, seconds=60)
+
+    process = begin()
+    wait_until(lambda: len(steps(run)) >= 3, process)
+    worker = next(pid for pid in alive(folder) if "WorkerDict" in Path(f"/proc/{pid}/cmdline").read_text())
+    os.kill(worker, signal.SIGKILL)
+    code, output = finish(process)
+    assert code == 2, output
+    assert "error: a process of Ray failed: " in output
+    assert "Traceback" not in output
+    wait_until(lambda: gone(folder), None, seconds=60)
+
+    process = begin()
+    wait_until(lambda: len(steps(run)) >= 4, process)
+    os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C does: the trainer and its children all get it
+    code, output = finish(process)
+    assert code == 75, output
+    assert "SIGINT: stopped after step" in output
+    wait_until(lambda: gone(folder), None, seconds=60)
+
+    process = begin()
+    wait_until(lambda: len(steps(run)) >= 5, process)
+    os.kill(process.pid, signal.SIGTERM)
+    code, output = finish(process)
+    if code == 75:  # else the last step was on its way already
+        assert "SIGTERM: stopped after step" in output
+        code, output = finish(begin())
+    assert code == 0, output
+    wait_until(lambda: gone(folder), None, seconds=60)
+    for name in ("metrics.parquet", "config.yaml"):
+        first, second = (hashlib.sha256((path / name).read_bytes()).digest() for path in (run, undisturbed))
+        assert first == second, name
+    info = [json.loads((path / "run.json").read_text())["metrics"] for path in (run, undisturbed)]
+    assert info[0] == info[1]
