@@ -1,0 +1,72 @@
+"""Draw this folder's figures from curves.parquet: python docs/results/scan/draw.py"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from score_centering.figures.arms import styles
+from score_centering.figures.canvas import TWO_COLUMNS, EndLabel, axes_row, drawing, label_ends, label_margin, save
+from score_centering.figures.colours import readable_on_white
+from score_centering.figures.series import across_seeds, trailing_mean
+
+FOLDER = Path(__file__).parent
+ARMS = ["grpo_bf16", "grpo", "sc"]
+PANELS = {
+    "INT8 + INT4 KV, lr 1e-5": ["s-adamw1e-5-bf16", "s-adamw1e-5-grpo", "s-adamw1e-5-sc"],
+    "INT8 + INT4 KV, lr 3e-5": ["s-adamw3e-5-bf16", "s-adamw3e-5-grpo", "s-adamw3e-5-sc"],
+    "INT8, lr 1e-5": ["s-adamw1e-5-bf16", "s-int8only-adamw1e-5-grpo", "s-int8only-adamw1e-5-sc"],
+    "INT8, lr 3e-5": ["s-adamw3e-5-bf16", "s-int8only-adamw3e-5-grpo", "s-int8only-adamw3e-5-sc"],
+}
+SEEDS = (1, 2, 3)
+
+
+def curve(curves: pd.DataFrame, run: str, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps (S,) and the trailing mean over 10 steps (S,) of one run's column."""
+    rows = curves[(curves["run"] == run) & (curves["step"] > 0)].sort_values("step")
+    return rows["step"].to_numpy(), trailing_mean(rows[column].to_numpy(np.float64))
+
+
+def draw(curves: pd.DataFrame, panels: dict[str, Sequence[Sequence[str]]], width: float) -> Figure:
+    """A column a panel: its runs, one list of seeds an arm; reward above, K3 below; mean and range over seeds."""
+    looks = styles(ARMS)
+    margin = label_margin([look.label for look in looks.values()])
+    figure, grid = axes_row(
+        width, 3.0, len(panels), rows=2, right=margin, top=0.25, gap=0.12, row_gap=0.15, sharex=True, sharey="row"
+    )
+    for column, (title, arms) in enumerate(panels.items()):
+        for row, name in enumerate(("reward_mean", "k3_kl")):
+            axes, labels = grid[row, column], []
+            for arm, runs in zip(ARMS, arms, strict=True):
+                look, band = looks[arm], across_seeds([curve(curves, run, name) for run in runs])
+                axes.plot(band.steps, band.mean, color=look.colour, dashes=look.dashes)
+                if band.seeds > 1:
+                    axes.fill_between(band.steps, band.low, band.high, color=look.colour, alpha=0.15, linewidth=0)
+                colour = readable_on_white(look.colour)
+                labels.append(EndLabel(look.label, colour, band.steps[-1], band.mean[-1]))
+            if row:
+                axes.set_yscale("log")
+                axes.set_xlabel("training step")
+            else:
+                axes.set_ylim(0, 0.45)
+                axes.set_title(title, loc="left")
+            if column == len(panels) - 1:
+                label_ends(axes, labels)
+    grid[0, 0].set_ylabel("mean reward")
+    grid[1, 0].set_ylabel("K3 KL (nats a token)")
+    return figure
+
+
+def main() -> None:
+    curves = pd.read_parquet(FOLDER / "curves.parquet")
+    scanned = {title: [[run] for run in runs] for title, runs in PANELS.items()}
+    confirmed = {"INT8, lr 3e-5, seeds 1-3": [[f"c-{arm}-seed{seed}" for seed in SEEDS] for arm in ARMS]}
+    with drawing():
+        save(draw(curves, scanned, TWO_COLUMNS), FOLDER / "scan")
+        save(draw(curves, confirmed, 3.8), FOLDER / "confirm")
+
+
+if __name__ == "__main__":
+    main()
