@@ -167,7 +167,6 @@ class Planner:
             "AdamW, FP32": adam,
             "root and two layers, BF16": 2 * (self.root + 2 * layer),
             "forward and backward": self._pass(rows, length, verl=True),
-            "logits and their gradient, BF16": 2 * 2 * rows * length * self.config.vocab_size,
             "loss": self._loss(rows * arm.data.max_response_length),
             "CUDA contexts, and the engine's graphs": 3 * CUDA_CONTEXT,
         }

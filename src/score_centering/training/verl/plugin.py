@@ -23,15 +23,8 @@ def _vllm_replica() -> type[RolloutReplica]:
     return Replica
 
 
-def _vllm_replica() -> type[RolloutReplica]:
-    from score_centering.training.verl.vllm_extension import Replica
-
-    return Replica
-
-
 def _register_rollouts() -> None:
     RolloutReplicaRegistry.register("local", _local_replica)
-    RolloutReplicaRegistry.register("vllm", _vllm_replica)
     RolloutReplicaRegistry.register("vllm", _vllm_replica)
     base._ROLLOUT_REGISTRY["local", "async"] = "score_centering.training.verl.local_rollout.Adapter"
 
