@@ -2,30 +2,15 @@
 
 import queue
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from score_centering.rollout import Rollout, Sampling
+from score_centering.rollout import Rollout, Sampling, StreamEngine
 
 QUIET_SECONDS = 0.02  # a batch is closed when no request has come for this long
 GATHER_SECONDS = 0.5  # or after this long
-
-
-class StreamEngine(Protocol):
-    """What of the local engine a server needs."""
-
-    def generate_streams(
-        self,
-        prompts: Sequence[Sequence[int]],
-        owner: np.ndarray,
-        stream: np.ndarray,
-        sampling: Sampling,
-        top_logprobs: int,
-    ) -> list[Rollout]: ...
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 from score_centering.rollout import candidates
-from score_centering.rollout.engine import Engine, Sampling
+from score_centering.rollout.engine import Engine, Sampling, StreamEngine
 from score_centering.rollout.record import Rollout, validate, validate_all
 
 if TYPE_CHECKING:
     from score_centering.rollout.local import LocalEngine
 
-__all__ = ["Engine", "LocalEngine", "Rollout", "Sampling", "candidates", "validate", "validate_all"]
+__all__ = ["Engine", "LocalEngine", "Rollout", "Sampling", "StreamEngine", "candidates", "validate", "validate_all"]
 
 
 def __getattr__(name: str) -> Any:

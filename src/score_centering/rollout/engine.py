@@ -1,10 +1,15 @@
 """What a rollout engine is."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from score_centering.rollout.record import Rollout
+from score_centering.rollout.streams import streams
+from score_centering.settings import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,3 +55,38 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees what the engine holds; it can't be used afterwards."""
+
+
+class StreamEngine(ABC):
+    """Generates rollouts that bring their own randomness, such as those of a server's requests."""
+
+    @abstractmethod
+    def generate_streams(
+        self,
+        prompts: Sequence[Sequence[int]],
+        owner: np.ndarray,
+        stream: np.ndarray,
+        sampling: Sampling,
+        top_logprobs: int,
+    ) -> list[Rollout]:
+        """One rollout for each stream.
+
+        Args:
+            owner: (N,) int64, the prompt of each rollout; ascending, every prompt occurs.
+            stream: (N,) uint64, the stream of uniform numbers of each rollout (`rollout.streams`).
+        """
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
+    ) -> list[Rollout]:
+        """See `Engine`."""
+        if n < 1:
+            raise UserError(f"rollout engine: n is {n}, must be at least 1")
+        index = np.arange(len(prompts) * n)
+        owner = index // n
+        return self.generate_streams(prompts, owner, streams(seed, owner, index % n), sampling, top_logprobs)
+
+
+def sample_indices(owner: np.ndarray) -> np.ndarray:
+    """Which sample of its prompt each rollout is: owner (N,) ascending → (N,) int64."""
+    return np.arange(len(owner)) - np.searchsorted(owner, owner)

@@ -28,7 +28,7 @@ from score_centering.precision.names import (
     needs_multimodal_class,
 )
 from score_centering.rollout.candidates import round_logprobs
-from score_centering.rollout.engine import Sampling
+from score_centering.rollout.engine import Sampling, StreamEngine, sample_indices
 from score_centering.rollout.record import Rollout
 from score_centering.rollout.vllm_plugin import FAST_ROTATION, choose_rotation
 from score_centering.settings import UserError
@@ -51,7 +51,7 @@ CPU_LINEAR_HEAD_SIZES = (64, 128)
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
-class VllmEngine:
+class VllmEngine(StreamEngine):
     """Generates rollouts with vLLM; see `score_centering.rollout.Engine`.
 
     A rollout's seed is derived from (seed, prompt index, sample index), but vLLM's kernels are not invariant to the
@@ -145,10 +145,14 @@ class VllmEngine:
             self._engine.reset_prefix_cache()
         self.step = step
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
+    def generate_streams(
+        self,
+        prompts: Sequence[Sequence[int]],
+        owner: np.ndarray,
+        stream: np.ndarray,
+        sampling: Sampling,
+        top_logprobs: int,
     ) -> list[Rollout]:
-        """See `score_centering.rollout.Engine`."""
         if self._engine is None:
             raise UserError("rollout engine vllm: sync weights before generating")
         if top_logprobs > self._max_logprobs:
@@ -161,16 +165,13 @@ class VllmEngine:
             )
         if not prompts:
             return []
-        requests = [(i, j) for i in range(len(prompts)) for j in range(n)]
         outputs = self._engine.generate(
-            [{"prompt_token_ids": list(prompts[i])} for i, _ in requests],
-            [sampling_parameters(sampling, request_seed(seed, i, j), top_logprobs) for i, j in requests],
+            [{"prompt_token_ids": list(prompts[i])} for i in owner],
+            [sampling_parameters(sampling, request_seed(number), top_logprobs) for number in stream.tolist()],
             use_tqdm=False,
         )
-        return [
-            to_rollout(i, j, prompts[i], output.outputs[0], top_logprobs)
-            for (i, j), output in zip(requests, outputs, strict=True)
-        ]
+        places = zip(owner.tolist(), sample_indices(owner).tolist(), outputs, strict=True)
+        return [to_rollout(i, j, prompts[i], output.outputs[0], top_logprobs) for i, j, output in places]
 
     def close(self) -> None:
         self._stop()
@@ -232,9 +233,9 @@ def check_cpu_kernels(path: Path) -> None:
         )
 
 
-def request_seed(seed: int, prompt_index: int, sample_index: int) -> int:
-    """A rollout's own seed, 63 bits."""
-    return int(np.random.SeedSequence([seed, prompt_index, sample_index]).generate_state(1, np.uint64)[0] >> 1)
+def request_seed(stream: int) -> int:
+    """The seed of the rollout whose stream of uniform numbers is `stream`, uint64: its upper 63 bits."""
+    return stream >> 1
 
 
 def sampling_parameters(sampling: Sampling, seed: int, top_logprobs: int) -> Any:

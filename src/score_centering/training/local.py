@@ -16,7 +16,7 @@ from score_centering.precision import listed_linears, requantise
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.precision.noise import WeightNoise
 from score_centering.reward import Scorer
-from score_centering.rollout import Engine, LocalEngine, Rollout, Sampling
+from score_centering.rollout import LocalEngine, Rollout
 from score_centering.rollout.local.faults import CacheFaults
 from score_centering.rollout.vllm import VllmEngine
 from score_centering.runs import RunFolder
@@ -27,7 +27,7 @@ from score_centering.settings.stages import TrainStage
 from score_centering.training.arm import arm_objective
 from score_centering.training.loop import Inputs, RunLoop
 from score_centering.training.masters import MasterWeights
-from score_centering.training.transport import ExternalGateway, Generate, direct, open_transport
+from score_centering.training.transport import ExternalGateway, direct, open_transport
 from score_centering.training.update import Updater
 
 
@@ -51,7 +51,7 @@ def train(
     trainer = LocalTrainer(stage, arm, seed, inputs)
     with (
         Scorer(stage.runtime.reward_workers, stage.runtime.reward_timeout_seconds) as scorer,
-        open_transport(stage, trainer.engine, trainer.tokenizer, gateway) as trainer.generate,
+        open_transport(stage, trainer.engine, trainer.tokenizer, trainer.vocab_size, gateway) as trainer.generate,
     ):
         trainer.run(run, scorer)
     trainer.publish(run)
@@ -75,18 +75,11 @@ class LocalTrainer(RunLoop):
         w8a8 = w8a8_config(stage, inputs.w8a8_config)
         self.listed = [] if w8a8 is None else listed_linears(w8a8, self.model)
         if rollout.name == "vllm":
-            self.engine: Engine = _vllm_engine(stage, inputs)
+            self.engine: LocalEngine | VllmEngine = _vllm_engine(stage, inputs)
         else:
             self.engine = _local_engine(stage, self.model.config, w8a8, seed)
         self.noise = _noise(stage, seed)
-        self.generate: Generate = direct(self.engine)
-        self._problems = {prompt.ids: prompt.problem for prompt in (*self.train_prompts, *self.validation_prompts)}
-
-    def _rollouts(
-        self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
-    ) -> list[Rollout]:
-        problems = [self._problems[tuple(prompt)] for prompt in prompts]
-        return self.generate(problems, prompts, n, sampling, seed, top_logprobs)
+        self.generate = direct(self.engine)
 
     def _update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
         return self.updater.update(rollouts, gains, step)

@@ -27,6 +27,7 @@ from score_centering.runs import RunFolder, Stopwatch, peak_rss_bytes
 from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
 from score_centering.training.loggers import showing
+from score_centering.training.transport import Generate
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,11 @@ class Prompt:
 class RunLoop(ABC):
     """The state of one training run; `run` goes through its steps.
 
-    A trainer says how rollouts are generated, how they become an update, and how weights and state travel.
+    A trainer says how rollouts become an update, and how weights and state travel. `generate` asks its engine for
+    rollouts, unless it is set to another way (`training.transport`).
     """
+
+    generate: Generate
 
     def __init__(
         self,
@@ -69,12 +73,6 @@ class RunLoop(ABC):
         self.watch = Stopwatch()
         centering = stage.score_centering
         self.top_logprobs = centering.top_logprobs_num if centering.enabled else 0
-
-    @abstractmethod
-    def _rollouts(
-        self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
-    ) -> list[Rollout]:
-        """As `rollout.Engine.generate`."""
 
     @abstractmethod
     def _update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
@@ -183,7 +181,8 @@ class RunLoop(ABC):
         )
         seed = int(np.random.SeedSequence([self.seed, step]).generate_state(1, np.uint32)[0])
         top_logprobs = 0 if greedy else self.top_logprobs
-        return self._rollouts([prompt.ids for prompt in prompts], n, sampling, seed, top_logprobs)
+        problems, ids = [prompt.problem for prompt in prompts], [prompt.ids for prompt in prompts]
+        return self.generate(problems, ids, n, sampling, seed, top_logprobs)
 
     def _texts(self, rollouts: Sequence[Rollout], answers: Sequence[str]) -> tuple[list[str], list[str], list[bool]]:
         texts = self.tokenizer.batch_decode([rollout.token_ids for rollout in rollouts], skip_special_tokens=True)

@@ -1,4 +1,4 @@
-"""How rollouts reach the local trainer: straight from its engine, or through agents, gateway and the engine's server.
+"""How rollouts reach a trainer: straight from its engine, or through agents, gateway and a server over the engine.
 
 Through the gateway everything is real HTTP on the loopback address: the trainer queues one task a rollout, an agent
 asks for a chat completion, the gateway forwards it to the server over the engine and keeps the capture record, which
@@ -25,7 +25,7 @@ from score_centering.gateway.running import Background
 from score_centering.gateway.serving import ServedModel, serving_app
 from score_centering.gateway.upstream import Upstream
 from score_centering.model.chat import encode_messages, stop_token_ids
-from score_centering.rollout import Engine, LocalEngine, Rollout, Sampling
+from score_centering.rollout import Rollout, Sampling, StreamEngine
 from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
 
@@ -45,7 +45,7 @@ class ExternalGateway:
 Generate = Callable[[Sequence[str], Sequence[Sequence[int]], int, Sampling, int, int], list[Rollout]]
 
 
-def direct(engine: Engine) -> Generate:
+def direct(engine: StreamEngine) -> Generate:
     """Ask the engine itself."""
 
     def generate(_problems, prompts, n, sampling, seed, top_logprobs) -> list[Rollout]:
@@ -56,28 +56,27 @@ def direct(engine: Engine) -> Generate:
 
 @contextmanager
 def open_transport(
-    stage: TrainStage, engine: Engine, tokenizer: PreTrainedTokenizerBase, gateway: ExternalGateway | None
+    stage: TrainStage,
+    engine: StreamEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    vocab_size: int,
+    gateway: ExternalGateway | None = None,
 ) -> Iterator[Generate]:
     """The way that `actor_rollout_ref.rollout.transport` names, open for the block.
 
     gateway: used instead of one in this process, with `SC_KEY`.
 
     Raises:
-        UserError: a gateway is given for the direct way, its engine's port is in use, or the engine is vLLM's.
+        UserError: a gateway is given for the direct way, or its engine's port is in use.
     """
     if stage.actor_rollout_ref.rollout.transport == "direct":
         if gateway is not None:
             raise UserError("--gateway: needs actor_rollout_ref.rollout.transport=gateway")
         yield direct(engine)
         return
-    if not isinstance(engine, LocalEngine):
-        raise UserError(
-            "actor_rollout_ref.rollout.transport = 'gateway': the local trainer serves actor_rollout_ref.rollout.name "
-            "local only (vllm: direct)"
-        )
     batcher = Batcher(engine)
     with Background() as background:
-        model = _served_model(stage, engine, tokenizer)
+        model = _served_model(stage, tokenizer, vocab_size)
         if gateway is None:
             key = secrets.token_hex(16)
             upstream = background.serve(serving_app(model, batcher, key))
@@ -86,7 +85,7 @@ def open_transport(
         else:
             key, url, agents = environment.key(), gateway.url, None
             background.serve(serving_app(model, batcher, key), gateway.engine_port)
-        yield GatewayTransport(background, batcher, agents, url, key, engine.architecture.vocab_size)
+        yield GatewayTransport(background, batcher, agents, url, key, vocab_size)
 
 
 class GatewayTransport:
@@ -141,15 +140,15 @@ class GatewayTransport:
         return rollouts
 
 
-def _served_model(stage: TrainStage, engine: LocalEngine, tokenizer: PreTrainedTokenizerBase) -> ServedModel:
+def _served_model(stage: TrainStage, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> ServedModel:
     return ServedModel(
         name=stage.experiment,
         encode=lambda messages, thinking: encode_messages(tokenizer, messages, thinking),
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         stop_token_ids=stop_token_ids(tokenizer),
-        vocab_size=engine.architecture.vocab_size,
-        max_prompt_length=engine.max_prompt_length,
-        max_response_length=engine.max_response_length,
+        vocab_size=vocab_size,
+        max_prompt_length=stage.data.max_prompt_length,
+        max_response_length=stage.data.max_response_length,
     )
 
 

@@ -14,6 +14,7 @@ from score_centering.model.sources import load_gguf, package_file
 from score_centering.precision import listed_linears, quantise_activation, quantise_weight, requantise
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.rollout import LocalEngine, Rollout, Sampling, validate_all
+from score_centering.rollout.streams import streams
 from score_centering.rollout.vllm import VllmEngine, request_seed, to_rollout
 from score_centering.settings import UserError
 from score_centering.settings.model import PackageModel
@@ -94,7 +95,8 @@ def test_a_record_of_another_shape_is_refused(change, message):
 
 
 def test_every_rollout_has_its_own_seed():
-    seeds = {request_seed(s, i, j) for s in (0, 1) for i in range(20) for j in range(20)}
+    places = np.repeat(np.arange(20), 20), np.tile(np.arange(20), 20)
+    seeds = {request_seed(stream) for seed in (0, 1) for stream in streams(seed, *places).tolist()}
     assert len(seeds) == 800
     assert all(0 <= seed < 2**63 for seed in seeds)
 

@@ -75,14 +75,10 @@ def test_agents_that_fail_end_the_run(tmp_path, inputs, monkeypatch):
         metrics(tmp_path, inputs, "sc", "gateway")
 
 
-def test_a_gateway_is_refused_for_the_direct_way_and_vllm_for_the_gateway():
+def test_a_gateway_is_refused_for_the_direct_way():
+    external = ExternalGateway("http://127.0.0.1:1", 2)
     with (
         pytest.raises(UserError, match=r"^--gateway: needs actor_rollout_ref\.rollout\.transport=gateway$"),
-        transport.open_transport(stage_of("sc", "direct"), None, None, ExternalGateway("http://127.0.0.1:1", 2)),
-    ):
-        pass
-    with (
-        pytest.raises(UserError, match=r"the local trainer serves actor_rollout_ref\.rollout\.name local only"),
-        transport.open_transport(stage_of("sc", "gateway"), object(), None, None),
+        transport.open_transport(stage_of("sc", "direct"), None, None, 512, external),
     ):
         pass

@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from score_centering.precision import listed_linears
 from score_centering.precision.int4_kv import check_head_size
-from score_centering.rollout.engine import Sampling
+from score_centering.rollout.engine import Sampling, StreamEngine, sample_indices
 from score_centering.rollout.local import sampling as choose
 from score_centering.rollout.local.architecture import parameter_model, read_architecture, rotary_table
 from score_centering.rollout.local.faults import CacheFaults
@@ -22,7 +22,7 @@ from score_centering.rollout.local.slots import Records, Slots
 from score_centering.rollout.local.state import KvFormat, State
 from score_centering.rollout.local.weights import Weights
 from score_centering.rollout.record import Rollout
-from score_centering.rollout.streams import streams, uniforms
+from score_centering.rollout.streams import uniforms
 from score_centering.settings import UserError
 
 PREFILL_CHUNK = 64  # tokens of a prompt that are read at once
@@ -32,7 +32,7 @@ PREFILL_ROWS = {"cpu": 8, "cuda": 32}  # prompts that are read at once
 CPU_ROW_BLOCK = 16
 
 
-class LocalEngine:
+class LocalEngine(StreamEngine):
     """Generates rollouts of a Llama or a Qwen3.5 text model; see `score_centering.rollout.Engine`.
 
     The prompt without its last token is read once for all its samples (prefill); each sample then occupies a slot,
@@ -138,15 +138,6 @@ class LocalEngine:
         """Bytes the engine holds for weights and for the state of its slots, by what holds them."""
         return self._weights.nbytes() | self._state.nbytes()
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
-    ) -> list[Rollout]:
-        if n < 1:
-            raise UserError(f"local engine: n is {n}, must be at least 1")
-        index = np.arange(len(prompts) * n)
-        owner = index // n
-        return self.generate_streams(prompts, owner, streams(seed, owner, index % n), sampling, top_logprobs)
-
     @torch.inference_mode()
     def generate_streams(
         self,
@@ -156,12 +147,6 @@ class LocalEngine:
         sampling: Sampling,
         top_logprobs: int,
     ) -> list[Rollout]:
-        """`generate` for rollouts that bring their own randomness, such as those of a server's requests.
-
-        Args:
-            owner: (N,) int64, the prompt of each rollout; ascending, every prompt occurs.
-            stream: (N,) uint64, the stream of uniform numbers of each rollout (`sampling.streams`).
-        """
         self._check_request(prompts, sampling, top_logprobs)
         total = len(owner)
         if self._faults is not None:
@@ -389,9 +374,9 @@ class LocalEngine:
         if self._record_routes:
             routes = routes.astype(np.uint8 if self.architecture.experts.count <= 256 else np.uint16)
         rollouts = []
-        first = np.searchsorted(owner, owner)  # the first rollout of the same prompt
+        samples = sample_indices(owner)
         for index in range(total):
-            i, j = int(owner[index]), int(index - first[index])
+            i, j = int(owner[index]), int(samples[index])
             length = lengths[index]
             if not np.isfinite(logprobs[index, :length]).all():
                 self._state.clear()

@@ -22,8 +22,8 @@ from verl.utils.config import validate_config
 
 from score_centering.objectives import add_sums, finalise_metrics
 from score_centering.reward import Scorer
-from score_centering.rollout import Rollout, Sampling
-from score_centering.rollout.streams import streams
+from score_centering.rollout import Rollout, Sampling, StreamEngine
+from score_centering.rollout.engine import sample_indices
 from score_centering.rollout.vllm import request_seed
 from score_centering.runs import RunFolder
 from score_centering.runs.checkpoint import paths
@@ -33,6 +33,7 @@ from score_centering.settings.inputs import sha256_file
 from score_centering.settings.stages import TrainStage
 from score_centering.training.arm import arm_objective
 from score_centering.training.loop import Inputs, RunLoop
+from score_centering.training.transport import direct, open_transport
 from score_centering.training.update import MISMATCH
 from score_centering.training.verl import plugin  # noqa: F401  enters our rollout servers into this process too
 from score_centering.training.verl.agent_loop import RECORD
@@ -61,7 +62,8 @@ def train(run: RunFolder, stage: TrainStage, arm: str, seed: int, inputs: Inputs
         ray_session(stage, config),
     ):
         trainer = VerlTrainer(stage, arm, seed, inputs, config)
-        trainer.run(run, scorer)
+        with open_transport(stage, trainer.servers, trainer.tokenizer, trainer.vocab_size) as trainer.generate:
+            trainer.run(run, scorer)
     trainer.publish(run)
 
 
@@ -77,33 +79,8 @@ class VerlTrainer(RunLoop):
         self._ray.actor_rollout_wg.set_policy_loss(
             PolicyLoss(arm_objective(stage, arm), stage.actor_rollout_ref.rollout.temperature)
         )
-
-    def _rollouts(
-        self, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, seed: int, top_logprobs: int
-    ) -> list[Rollout]:
-        index = np.arange(len(prompts) * n)
-        seeds = self._request_seeds(seed, index // n, index % n)
-        requests = [request(sampling, value, top_logprobs) for value in seeds]
-        batch = DataProto.from_single_dict(
-            {
-                "dummy": torch.zeros(len(index), 1, dtype=torch.uint8),
-                "raw_prompt": _objects([[]] * len(index)),
-                "prompt_ids": _objects([prompts[i] for i in index // n]),
-                "prompt_index": index // n,
-                "sample_index": index % n,
-                "request": _objects(requests),
-            },
-            meta_info={"validate": sampling.greedy},
-        )
-        batch, padding = pad_dataproto_to_divisor(batch, self._ray.config.actor_rollout_ref.rollout.agent.num_workers)
-        made = unpad_dataproto(self._ray.async_rollout_manager.generate_sequences(batch), padding)
-        return list(made.non_tensor_batch[RECORD])
-
-    def _request_seeds(self, seed: int, prompt_index: np.ndarray, sample_index: np.ndarray) -> list[int]:
-        """Each rollout's own seed, of the kind that its engine takes."""
-        if self.stage.actor_rollout_ref.rollout.name == "local":
-            return streams(seed, prompt_index, sample_index).tolist()
-        return [request_seed(seed, i, j) for i, j in zip(prompt_index.tolist(), sample_index.tolist(), strict=True)]
+        self.servers = RolloutServers(self._ray, stage.actor_rollout_ref.rollout.name)
+        self.generate = direct(self.servers)
 
     def _update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
         actor = self.stage.actor_rollout_ref.actor
@@ -189,6 +166,38 @@ class VerlTrainer(RunLoop):
         for path in folder.parent.iterdir():
             if path.name not in kept:
                 shutil.rmtree(path)
+
+
+class RolloutServers(StreamEngine):
+    """verl's rollout servers, all of them, as one engine. name: of the engine inside them."""
+
+    def __init__(self, trainer: "RayTrainer", name: str) -> None:
+        self._ray = trainer
+        self._seed_of = request_seed if name == "vllm" else int
+
+    def generate_streams(
+        self,
+        prompts: Sequence[Sequence[int]],
+        owner: np.ndarray,
+        stream: np.ndarray,
+        sampling: Sampling,
+        top_logprobs: int,
+    ) -> list[Rollout]:
+        requests = [request(sampling, self._seed_of(number), top_logprobs) for number in stream.tolist()]
+        batch = DataProto.from_single_dict(
+            {
+                "dummy": torch.zeros(len(owner), 1, dtype=torch.uint8),
+                "raw_prompt": _objects([[]] * len(owner)),
+                "prompt_ids": _objects([prompts[i] for i in owner]),
+                "prompt_index": owner,
+                "sample_index": sample_indices(owner),
+                "request": _objects(requests),
+            },
+            meta_info={"validate": sampling.greedy},
+        )
+        batch, padding = pad_dataproto_to_divisor(batch, self._ray.config.actor_rollout_ref.rollout.agent.num_workers)
+        made = unpad_dataproto(self._ray.async_rollout_manager.generate_sequences(batch), padding)
+        return list(made.non_tensor_batch[RECORD])
 
 
 class RayTrainer(RayPPOTrainer):
