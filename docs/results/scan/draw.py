@@ -1,5 +1,6 @@
-"""Draw this folder's figures from curves.parquet: python docs/results/scan/draw.py"""
+"""Draw the figures of the search from curves.parquet: python docs/results/scan/draw.py [FOLDER]"""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,14 +60,14 @@ def draw(curves: pd.DataFrame, panels: dict[str, Sequence[Sequence[str]]], width
     return figure
 
 
-def main() -> None:
+def main(output: Path = FOLDER) -> None:
     curves = pd.read_parquet(FOLDER / "curves.parquet")
     scanned = {title: [[run] for run in runs] for title, runs in PANELS.items()}
     confirmed = {"INT8, lr 3e-5, seeds 1-3": [[f"c-{arm}-seed{seed}" for seed in SEEDS] for arm in ARMS]}
     with drawing():
-        save(draw(curves, scanned, TWO_COLUMNS), FOLDER / "scan")
-        save(draw(curves, confirmed, 3.8), FOLDER / "confirm")
+        save(draw(curves, scanned, TWO_COLUMNS), output / "scan")
+        save(draw(curves, confirmed, 3.8), output / "confirm")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

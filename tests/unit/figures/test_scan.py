@@ -58,3 +58,11 @@ def test_program(synthetic, tmp_path, monkeypatch, capsys):
         runpy.run_path(str(program), run_name="__main__")
     assert ended.value.code == 0 and "1 runs" in capsys.readouterr().out
     assert pq.read_table(tmp_path / "out/scan.parquet").column_names[:3] == ["experiment", "arm", "seed"]
+
+
+def test_the_figures_of_the_search_are_drawn(tmp_path, monkeypatch):
+    folder = Path(__file__).parents[3] / "docs/results/scan"
+    monkeypatch.setattr("sys.argv", ["draw.py", str(tmp_path)])
+    runpy.run_path(str(folder / "draw.py"), run_name="__main__")
+    for name in ("scan.png", "confirm.png"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
