@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from score_centering.data import Problem
 from score_centering.model.chat import encode_prompt, stop_token_ids
 from score_centering.model.manifest import SCHEMA_VERSION, ModelManifest, read_model_manifest, verified_folder
 from score_centering.model.scratch import build_model, train_tokenizer
-from score_centering.model.sources import load_folder, local_folder, package_file
+from score_centering.model.sources import load_folder, load_gguf, local_folder, package_file
 from score_centering.model.warm_start import Example, warm_start
 from score_centering.model.worked import SOLUTIONS
 from score_centering.precision.bf16 import install_cpu_kernels
@@ -174,10 +176,75 @@ def test_package_faults_are_one_line():
         package_file(PackageModel(distribution="no-such-weights", version="1", file="a.gguf"))
     with pytest.raises(UserError, match="is installed"):
         package_file(PackageModel(distribution="numpy", version="0.0", file="a.gguf"))
-    import numpy
-
     with pytest.raises(UserError, match=r"has no file 'a\.gguf'"):
-        package_file(PackageModel(distribution="numpy", version=numpy.__version__, file="a.gguf"))
+        package_file(PackageModel(distribution="numpy", version=np.__version__, file="a.gguf"))
+
+
+def write_gguf(path, chat_template):
+    """A Llama of one layer whose vocabulary starts as SmolLM2's does: 0 unknown, 1 begin, 2 end."""
+    random, size, tokens = (
+        np.random.default_rng(0),
+        32,
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "ab", "ba"],
+    )
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(size)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(size)
+    writer.add_head_count(1)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3, 1, 1, 1, 1])
+    writer.add_token_merges(["a b", "b a"])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+    weights = {"token_embd": (len(tokens), size), "output_norm": (size,)}
+    weights |= {f"blk.0.{name}": (size,) for name in ("attn_norm", "ffn_norm")}
+    weights |= {
+        f"blk.0.{name}": (size, size)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    }
+    tensors = {f"{name}.weight": random.standard_normal(shape, dtype=np.float32) for name, shape in weights.items()}
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tensors
+
+
+def test_a_gguf_file_gives_its_weights_and_its_own_end_of_sequence(tmp_path):
+    tensors = write_gguf(tmp_path / "small.gguf", "{{ messages[0].content }}<|im_end|>")
+    model, tokenizer = load_gguf(tmp_path / "small.gguf", None)
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
+    assert stop_token_ids(tokenizer) == (2,)
+    for name, own in {"token_embd": "model.embed_tokens", "blk.0.ffn_up": "model.layers.0.mlp.up_proj"}.items():
+        stored = torch.from_numpy(tensors[f"{name}.weight"]).bfloat16()
+        assert torch.equal(model.state_dict()[f"{own}.weight"], stored)
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again, its_tokenizer = load_folder(tmp_path / "saved")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert its_tokenizer.eos_token_id == 2 and encode_prompt(its_tokenizer, "ab", "b")[-1] == 2
+
+
+def test_a_gguf_file_without_a_chat_template_is_refused_unless_the_settings_have_one(tmp_path):
+    write_gguf(tmp_path / "small.gguf", None)
+    with pytest.raises(UserError, match="carries no chat template: set"):
+        load_gguf(tmp_path / "small.gguf", None)
+    assert (
+        load_gguf(tmp_path / "small.gguf", "{{ messages[0].content }}")[1].chat_template == "{{ messages[0].content }}"
+    )
 
 
 def test_local_folder_needs_a_model(tmp_path):
