@@ -100,14 +100,13 @@ class VllmEngine(StreamEngine):
         self._max_response_length = max_response_length
         self._max_logprobs = max_logprobs
         self._hadacore = hadacore
-        self._folder = tempfile.TemporaryDirectory(prefix="vllm-engine-")
+        self._folder: tempfile.TemporaryDirectory | None = None
         self._engine: Any = None
         self._config = json.loads((self.checkpoint / "config.json").read_text(encoding="utf-8"))
         if device == "cuda" and needs_multimodal_class(self._config):
             self._config = multimodal_config(self._config)
         self._multimodal = (self._config.get("architectures") or [""])[0] in MULTIMODAL_ARCHITECTURES
         self._arguments: dict[str, Any] = {
-            "model": self._folder.name,
             "dtype": "bfloat16",
             "seed": 0,
             "skip_tokenizer_init": True,
@@ -137,8 +136,7 @@ class VllmEngine(StreamEngine):
         weights = self._as_stored(weights)
         if self._engine is None or self.device == "cpu":
             self._stop()
-            self._write(weights)
-            self._start()
+            self._start(self._write(weights))
         else:
             arguments = {"weights_iterator": list(weights.items()), "is_checkpoint_format": True}
             self._engine.collective_rpc("reload_weights", kwargs=arguments)
@@ -175,7 +173,8 @@ class VllmEngine(StreamEngine):
 
     def close(self) -> None:
         self._stop()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A tied tensor once, as transformers stores it, under the names of the engine's class."""
@@ -184,8 +183,9 @@ class VllmEngine(StreamEngine):
             stored.setdefault(tensor.data_ptr(), name)
         return {multimodal_name(name) if self._multimodal else name: weights[name] for name in stored.values()}
 
-    def _write(self, weights: Mapping[str, Tensor]) -> None:
+    def _write(self, weights: Mapping[str, Tensor]) -> Path:
         """The weights as a checkpoint folder of their own."""
+        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="vllm-engine-")
         folder = Path(self._folder.name)
         (folder / "config.json").write_text(json.dumps(self._config), encoding="utf-8")
         if (self.checkpoint / GENERATION_CONFIG).is_file():
@@ -195,15 +195,16 @@ class VllmEngine(StreamEngine):
             folder / "model.safetensors",
             metadata={"format": "pt"},
         )
+        return folder
 
-    def _start(self) -> None:
+    def _start(self, folder: Path) -> None:
         for name, value in (ENVIRONMENT | (CPU_ENVIRONMENT if self.device == "cpu" else {})).items():
             os.environ.setdefault(name, value)
         os.environ[FAST_ROTATION] = "1" if self._hadacore else "0"
         from vllm import LLM
 
         choose_rotation()
-        self._engine = LLM(**self._arguments)
+        self._engine = LLM(model=str(folder), **self._arguments)
 
     def _stop(self) -> None:
         """Ends vLLM and gives its memory back, so that another engine can start in this process."""

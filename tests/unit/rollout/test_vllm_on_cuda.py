@@ -1,0 +1,99 @@
+"""What the vLLM engine would be started with on a GPU, seen without one."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
+
+from score_centering.precision import listed_linears
+from score_centering.rollout.vllm import VllmEngine
+from score_centering.rollout.vllm_plugin import FAST_ROTATION, choose_rotation
+from score_centering.settings import load_settings
+from score_centering.settings.stages import ValidationStage
+from score_centering.validation.measure import BF16, INT8, INT8_INT4KV
+from score_centering.validation.stage import vllm_engine
+
+CONFIG = Qwen3_5TextConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    layer_types=["linear_attention", "full_attention"], num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+    linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=16, linear_value_head_dim=16,
+    tie_word_embeddings=True, architectures=["Qwen3_5ForCausalLM"],
+)  # fmt: skip
+
+
+def engine(folder, **changed) -> VllmEngine:
+    CONFIG.save_pretrained(folder)
+    sizes = {"max_batch": 8, "max_prompt_length": 16, "max_response_length": 16, "max_logprobs": 128}
+    return VllmEngine(folder, kv_cache="int4_per_token_head", device="cuda", **(sizes | changed))
+
+
+def test_the_text_model_runs_inside_the_multimodal_class(tmp_path):
+    made = engine(tmp_path)
+    assert made._config["architectures"] == ["Qwen3_5ForConditionalGeneration"]
+    expected = {
+        "language_model_only": True, "gdn_prefill_backend": "triton", "linear_backend": "triton",
+        "attention_backend": "TRITON_ATTN", "kv_cache_dtype": "int4_per_token_head", "max_logprobs": 128,
+        "logprobs_mode": "processed_logprobs",
+    }  # fmt: skip
+    assert made._arguments | expected == made._arguments
+
+
+def test_weights_get_that_class_s_names_and_a_tied_tensor_goes_once(tmp_path):
+    weights = AutoModelForCausalLM.from_config(CONFIG).state_dict()
+    stored = engine(tmp_path)._as_stored(weights)
+    assert len(stored) == len(weights) - 1 and "lm_head.weight" not in stored
+    assert all(name.startswith("model.language_model.") for name in stored)
+
+
+def test_a_scheme_of_the_multimodal_class_lists_the_text_model_s_layers():
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG)
+    scheme = {"config_groups": {"group_0": {"targets": ["Linear"]}}, "ignore": ["lm_head"]}
+    gates = [f"layers.0.linear_attn.in_proj_{kind}" for kind in "ab"]
+    listed = [
+        listed_linears(
+            {"quantization_config": scheme | {"ignore": ["lm_head", *(prefix + gate for gate in gates)]}}, model
+        )
+        for prefix in ("model.", "model.language_model.")
+    ]
+    assert listed[0] == listed[1] and not [name for name in listed[0] if name.endswith(("in_proj_a", "in_proj_b"))]
+
+
+@pytest.mark.parametrize(("variable", "flag"), [(None, False), ("0", False), ("1", None)])
+def test_the_fast_rotation_is_off_unless_asked_for(variable, flag, monkeypatch):
+    names = ["vllm", "vllm.platforms", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.ops"]
+    kernels = ModuleType("vllm.v1.attention.ops.int4_per_token_head")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["vllm.platforms"].current_platform = SimpleNamespace(is_cuda=lambda: True)
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    sys.modules["vllm.v1.attention.ops"].int4_per_token_head = kernels
+    kernels._HADACORE_AVAILABLE = True
+    if variable is None:
+        monkeypatch.delenv(FAST_ROTATION, raising=False)
+    else:
+        monkeypatch.setenv(FAST_ROTATION, variable)
+    choose_rotation()
+    assert kernels._HADACORE_AVAILABLE is flag
+
+
+def test_validation_starts_each_precision_from_its_own_folder(tmp_path):
+    folders = {BF16: tmp_path / "base", INT8: tmp_path / "w8a8"}
+    for folder in folders.values():
+        CONFIG.save_pretrained(folder)
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(content | {"_name": folder.name}))
+    stage = ValidationStage.of(
+        load_settings(["config/config.yaml"], ["actor_rollout_ref.rollout.name=vllm", "runtime.device=cuda"])
+    )
+    made = {precision: vllm_engine(stage, precision, folders, 64) for precision in (BF16, INT8, INT8_INT4KV)}
+    assert {precision: found.checkpoint.name for precision, found in made.items()} == {
+        BF16: "base", INT8: "w8a8", INT8_INT4KV: "w8a8"
+    }  # fmt: skip
+    assert {precision: found._arguments["kv_cache_dtype"] for precision, found in made.items()} == {
+        BF16: "auto", INT8: "auto", INT8_INT4KV: "int4_per_token_head"
+    }  # fmt: skip
+    assert made[INT8]._arguments["max_logprobs"] == 64, "the exact drift needs the whole vocabulary"
