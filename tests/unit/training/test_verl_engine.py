@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM
 
-from score_centering.objectives import add_sums, build_objective, finalise_metrics
+from score_centering.objectives import build_objective
 from score_centering.settings.model import Actor, Optim
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
@@ -20,6 +21,7 @@ if importlib.util.find_spec("verl") is None:
 
 PROGRAM = Path(__file__).with_name("verl_engine_program.py")
 LAYOUTS = ("packed", "padded")
+SEVERAL = "grpo, two mini-batches, two epochs"
 GRPO = dict(centering=False, loss_agg_mode="seq-mean-token-mean", policy_loss="ppo", is_mode="none")
 WEIGHTED = dict(policy_loss="score_centering", loss_agg_mode="token-mean")
 ARMS = {
@@ -64,16 +66,30 @@ def run(folder: Path, ranks: int) -> list[dict]:
     return [torch.load(folder / f"rank{rank}of{ranks}.pt") for rank in range(ranks)]
 
 
-def write_case(folder: Path, layouts: tuple[str, ...], micro_batch_size: int) -> None:
+def stage(micro_batch_size: int, **actor: int) -> SimpleNamespace:
+    """The settings that an update reads."""
+    options = Actor(
+        optim=Optim(name="sgd", lr=1.0), grad_clip=1e9, ppo_micro_batch_size_per_gpu=micro_batch_size, **actor
+    )
+    ref = SimpleNamespace(actor=options, rollout=SimpleNamespace(temperature=1.0))
+    return SimpleNamespace(actor_rollout_ref=ref, trainer=SimpleNamespace(nonfinite="stop"))
+
+
+def cases(micro_batch_size: int) -> dict[str, tuple]:
+    """Every arm with one update a step, and GRPO with four."""
+    arms = {arm: (objective(arm), stage(micro_batch_size)) for arm in ARMS}
+    return arms | {SEVERAL: (objective("grpo"), stage(micro_batch_size, mini_batches=2, ppo_epochs=2))}
+
+
+def write_case(folder: Path, arms: dict[str, tuple], layouts: tuple[str, ...]) -> None:
     net = Qwen3_5ForCausalLM(UPDATE.CONFIG)
     net.load_state_dict(UPDATE.model().state_dict())
     net.save_pretrained(folder / "model")
     case = {
-        "objectives": {arm: objective(arm) for arm in ARMS},
+        "arms": arms,
         "layouts": layouts,
         "rollouts": UPDATE.rollouts(len(ADVANTAGES)),
         "advantages": torch.tensor(ADVANTAGES),
-        "micro_batch_size": micro_batch_size,
     }
     torch.save(case, folder / "case.pt")
 
@@ -81,7 +97,7 @@ def write_case(folder: Path, layouts: tuple[str, ...], micro_batch_size: int) ->
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("one")
-    write_case(folder, LAYOUTS, micro_batch_size=4)
+    write_case(folder, cases(micro_batch_size=4), LAYOUTS)
     return run(folder, 1)[0]
 
 
@@ -89,44 +105,35 @@ def local_update(arm: str) -> tuple[dict, dict]:
     """Gradient and metrics of the local trainer."""
     net = UPDATE.model()
     before = {name: value.detach().clone() for name, value in net.named_parameters()}
-    actor = Actor(optim=Optim(name="sgd", lr=1.0), grad_clip=1e9, ppo_micro_batch_size_per_gpu=64)
-    updater = Updater(net, MasterWeights(net, actor.optim), objective(arm), actor, 1.0, "stop")
+    goal, settings = cases(64)[arm]
+    actor = settings.actor_rollout_ref.actor
+    updater = Updater(net, MasterWeights(net, actor.optim), goal, actor, 1.0, "stop")
     metrics = updater.update(UPDATE.rollouts(len(ADVANTAGES)), torch.tensor(ADVANTAGES), step=1)
     return {name: before[name] - value.detach() for name, value in net.named_parameters()}, metrics
 
 
-def metrics_of(result: dict) -> dict[str, float]:
-    totals = None
-    for part in result["sums"]:
-        totals = add_sums(totals, {name: torch.tensor(value) for name, value in part.items()})
-    return finalise_metrics(totals)
+def assert_same(found: tuple[dict, dict], expected: tuple[dict, dict], loosely: bool) -> None:
+    """Several updates of size 1 carry the first one's roundings on."""
+    gradients, metrics = zip(found, expected, strict=True)
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, value in gradients[1].items():
+        tolerance = dict(rtol=2e-2, atol=1e-3) if loosely else dict(rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(gradients[0][name], value, **tolerance, msg=name)
+    assert metrics[0].keys() == metrics[1].keys()
+    for name, value in metrics[1].items():
+        assert metrics[0][name] == pytest.approx(value, rel=1e-2 if loosely else 2e-5, abs=1e-7), name
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", [*ARMS, SEVERAL])
 def test_update_is_the_local_trainers(one_rank, arm, layout):
-    result = one_rank[arm, layout]
-    gradient, metrics = local_update(arm)
-    assert gradient.keys() == result["gradient"].keys()
-    for name, expected in gradient.items():
-        torch.testing.assert_close(result["gradient"][name], expected, rtol=1e-4, atol=2e-6, msg=f"{arm}: {name}")
-    assert result["grad_norm"] == [pytest.approx(metrics["grad_norm"], rel=1e-6)]
-    assert result["lr"] == [metrics["learning_rate"]]
-    found = metrics_of(result)
-    assert found.keys() == metrics.keys() - {"grad_norm", "learning_rate", "nonfinite_updates"}
-    for name, value in found.items():
-        assert value == pytest.approx(metrics[name], rel=2e-5, abs=1e-7), name
+    assert_same(one_rank[arm, layout], local_update(arm), loosely=arm == SEVERAL)
 
 
 def test_two_ranks_make_the_update_of_one(one_rank, tmp_path):
-    """Each rank sees every other rollout, in micro-batches of another size; only the order of FP32 sums differs."""
-    write_case(tmp_path, ("packed",), micro_batch_size=2)
-    ranks = run(tmp_path, 2)
+    """In micro-batches of another size; only the order of FP32 sums differs."""
+    write_case(tmp_path, {arm: case for arm, case in cases(micro_batch_size=2).items() if arm in ARMS}, ("packed",))
+    first, second = run(tmp_path, 2)
     for arm in ARMS:
-        expected, (first, second) = one_rank[arm, "packed"], (rank[arm, "packed"] for rank in ranks)
-        assert first["grad_norm"] == second["grad_norm"] == [pytest.approx(expected["grad_norm"][0], rel=1e-6)]
-        assert first["sums"] == second["sums"]
-        for name, value in metrics_of(expected).items():
-            assert metrics_of(first)[name] == pytest.approx(value, rel=2e-5, abs=1e-7), (arm, name)
-        for name, value in expected["gradient"].items():
-            torch.testing.assert_close(first["gradient"][name], value, rtol=1e-4, atol=2e-6, msg=f"{arm}: {name}")
+        assert first[arm, "packed"][1] == second[arm, "packed"][1]
+        assert_same(first[arm, "packed"], one_rank[arm, "packed"], loosely=False)

@@ -21,44 +21,44 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     store = torch.distributed.FileStore(str(folder / f"store{ranks}"), ranks)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
 
-    from verl.utils import tensordict_utils
-
-    from score_centering.training.verl.batch import to_tensordict
-    from score_centering.training.verl.loss import SUMS, PolicyLoss
+    from score_centering.training.verl import update
+    from score_centering.training.verl.loss import PolicyLoss
 
     case = torch.load(folder / "case.pt", weights_only=False)
     worker = make_worker(folder / "model")
     start = {name: value.clone() for name, value in worker.engine.shard().items()}
     results = {}
-    for name, objective in case["objectives"].items():
+    for name, (objective, stage) in case["arms"].items():
         for layout in case["layouts"]:
             worker.engine.restore_shard(start)
             worker.set_loss_fn(PolicyLoss(objective, 1.0))
-            mine = slice(rank, None, ranks)  # every rank gets its share of the rollouts
-            rows = len(case["rollouts"])
-            data = to_tensordict(
-                case["rollouts"][mine],
-                case["advantages"][mine],
-                mini_batch_size=rows,
-                epochs=1,
-                temperature=1.0,
-                global_batch_size=rows,
-                micro_batch_size_per_gpu=case["micro_batch_size"],
-                use_dynamic_bsz=False,
-                use_remove_padding=layout == "packed",
-                dataloader_kwargs={"shuffle": False},
-            )
+            updater = update.Updater(Workers(worker, rank, ranks, layout == "packed"), stage)
             before = {key: value.full_tensor().clone() for key, value in worker.engine.module.named_parameters()}
-            output = tensordict_utils.get(worker.train_mini_batch(data), "metrics")
+            metrics = updater.update(case["rollouts"], case["advantages"], step=1)
             after = {key: value.full_tensor() for key, value in worker.engine.module.named_parameters()}
-            results[name, layout] = {
-                "gradient": {key: before[key] - after[key] for key in before},  # SGD with a rate of 1
-                "grad_norm": output["grad_norm"],
-                "lr": output["lr"],
-                "sums": output[SUMS],
-            }
+            gradient = {key: before[key] - after[key] for key in before}  # SGD with a rate of 1
+            results[name, layout] = gradient, metrics
     torch.save(results, folder / f"rank{rank}of{ranks}.pt")
     torch.distributed.destroy_process_group()
+
+
+class Workers:
+    """The worker group of a trainer, from one rank: it takes this rank's share of a batch, as Ray's dispatch does."""
+
+    def __init__(self, worker, rank: int, ranks: int, packed: bool) -> None:
+        self.worker, self.rank, self.world_size, self.packed = worker, rank, ranks, packed
+
+    def update_actor(self, data):
+        return self.worker.train_mini_batch(self._share(data))
+
+    def compute_log_prob(self, data):
+        return self.worker.infer_batch(self._share(data))
+
+    def _share(self, data):
+        from verl.utils import tensordict_utils
+
+        data = tensordict_utils.chunk_tensordict(data, self.world_size)[self.rank]
+        return tensordict_utils.assign_non_tensor(data, use_remove_padding=self.packed)
 
 
 def make_worker(model: Path):

@@ -17,10 +17,8 @@ from verl.single_controller.ray import ResourcePoolManager
 from verl.single_controller.ray.base import RayResourcePool
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.utils import Role, need_critic, need_reference_policy
-from verl.utils import tensordict_utils
 from verl.utils.config import validate_config
 
-from score_centering.objectives import add_sums, finalise_metrics
 from score_centering.reward import Scorer
 from score_centering.rollout import Rollout, Sampling, StreamEngine
 from score_centering.rollout.engine import sample_indices
@@ -34,14 +32,13 @@ from score_centering.settings.stages import TrainStage
 from score_centering.training.arm import arm_objective
 from score_centering.training.loop import Inputs, RunLoop
 from score_centering.training.transport import direct, open_transport
-from score_centering.training.update import MISMATCH
 from score_centering.training.verl import plugin  # noqa: F401  enters our rollout servers into this process too
 from score_centering.training.verl.agent_loop import RECORD
-from score_centering.training.verl.batch import to_tensordict
 from score_centering.training.verl.capture import request
-from score_centering.training.verl.config import micro_batch_size, verl_config
-from score_centering.training.verl.loss import LOGPROBS, SUMS, PolicyLoss
+from score_centering.training.verl.config import verl_config
+from score_centering.training.verl.loss import PolicyLoss
 from score_centering.training.verl.session import ray_session
+from score_centering.training.verl.update import Updater
 from score_centering.training.verl.worker import ActorWorker, shard_path
 
 POOL = "global_pool"
@@ -79,57 +76,12 @@ class VerlTrainer(RunLoop):
         self._ray.actor_rollout_wg.set_policy_loss(
             PolicyLoss(arm_objective(stage, arm), stage.actor_rollout_ref.rollout.temperature)
         )
+        self.updater = Updater(self._ray.actor_rollout_wg, stage)
         self.servers = RolloutServers(self._ray, stage.actor_rollout_ref.rollout.name)
         self.generate = direct(self.servers)
 
     def _update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
-        actor = self.stage.actor_rollout_ref.actor
-        passes = actor.mini_batches * actor.ppo_epochs
-        old, sampled = (None, None) if passes == 1 else self._score(rollouts, gains)
-        rows = len(rollouts) // actor.mini_batches
-        data = to_tensordict(
-            rollouts, gains, old, mini_batch_size=rows, epochs=actor.ppo_epochs, **self._engine_settings(rows)
-        )
-        output = tensordict_utils.get(self._ray.actor_rollout_wg.update_actor(data), "metrics")
-        norms = np.atleast_1d(output["grad_norm"])
-        finite = np.isfinite(norms)
-        if not finite.all() and self.stage.trainer.nonfinite == "stop":
-            raise UserError(
-                f"step {step}: gradient norm is {norms[~finite][0]}; the last checkpoint is kept "
-                "(trainer.nonfinite: skip would leave such an update out)"
-            )
-        totals = _totals(output[SUMS], len(norms), finite)
-        metrics = {} if totals is None else finalise_metrics(totals)
-        if sampled is not None:
-            metrics |= {name: value for name, value in finalise_metrics(sampled).items() if name in MISMATCH}
-        return metrics | {
-            "loss": metrics["loss"] / int(finite.sum()) if totals else None,
-            "grad_norm": float(norms[finite].mean()) if totals else None,
-            "learning_rate": float(np.atleast_1d(output["lr"])[-1]),
-            "nonfinite_updates": int((~finite).sum()),
-        }
-
-    def _score(self, rollouts: Sequence[Rollout], gains: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Old-policy log-probs of each rollout and the metric sums, before the first of several updates."""
-        data = to_tensordict(rollouts, gains, compute_loss=True, **self._engine_settings(len(rollouts)))
-        output = self._ray.actor_rollout_wg.compute_log_prob(data)
-        packed = tensordict_utils.get(output, LOGPROBS).unbind()
-        old = [row[-len(r.token_ids) - 1 : -1].clone() for row, r in zip(packed, rollouts, strict=True)]
-        sums = tensordict_utils.get(output, "metrics")[SUMS]
-        return old, _totals([one for rank in sums for one in rank], 1, np.array([True]))
-
-    def _engine_settings(self, rows: int) -> dict[str, Any]:
-        """Values that verl's engine reads beside the tensors; rows: of one update over all ranks."""
-        micro = micro_batch_size(
-            rows // self._ray.world_size, self.stage.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
-        )
-        return {
-            "temperature": self.stage.actor_rollout_ref.rollout.temperature,
-            "global_batch_size": rows,
-            "micro_batch_size_per_gpu": micro,
-            "use_dynamic_bsz": False,
-            "dataloader_kwargs": {"shuffle": False},
-        }
+        return self.updater.update(rollouts, gains, step)
 
     def _sync(self, step: int) -> None:
         self._ray.checkpoint_manager.update_weights(step)
@@ -242,12 +194,3 @@ def _objects(values: Sequence[Any]) -> np.ndarray:
     for i, value in enumerate(values):
         array[i] = value
     return array
-
-
-def _totals(sums: Sequence[dict[str, float]], updates: int, finite: np.ndarray) -> dict[str, Tensor] | None:
-    """The sums of all micro-batches and ranks of the finite updates; `sums` lists them update by update."""
-    size, totals = len(sums) // updates, None
-    for index in np.flatnonzero(finite):
-        for part in sums[index * size : (index + 1) * size]:
-            totals = add_sums(totals, {name: torch.tensor(value, dtype=torch.float64) for name, value in part.items()})
-    return totals
