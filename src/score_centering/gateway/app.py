@@ -75,7 +75,7 @@ class Gateway:
         with self._slot():
             body = await read_json(request, self._limits.body_bytes)
             self._policy.upstream_request(body, mode, None)  # refused before it becomes a turn
-            turn, seed = self._store.begin_turn(rollout, mode, body["messages"])
+            turn, seed = self._store.begin_turn(rollout, mode, [body["messages"], body.get("tools")])
             try:
                 return await unless_gone(request, self._complete(body, mode, rollout, turn, seed))
             finally:

@@ -155,19 +155,22 @@ class Store:
         Raises:
             Refusal: 404 for an id that has not begun, 424 when an agent could not end a rollout.
         """
-        await self._wait(lambda: all(self._ended(id) for id in ids), wait_seconds)
+        await self._wait(lambda: self._failed(ids) or all(map(self._ended, ids)), wait_seconds)
         for id in ids:
             if (error := self._session(id).error) is not None:
                 raise Refusal(424, f"rollout {id!r}: its agent failed: {error}")
-        if not all(self._ended(id) for id in ids):
+        if not all(map(self._ended, ids)):
             return None
         return [self._forget(id) for id in ids]
 
     # --------------------------------------------------------------------------------------------------------- parts
     def _ended(self, id: str) -> bool:
-        """A task has ended when its agent says so (or fails), another rollout when no request of it is on its way."""
+        """A task has ended when its agent says so, another rollout when no request of it is on its way."""
         session = self._session(id)
-        return session.error is not None or (not session.active and (session.done or session.task is None))
+        return not session.active and (session.done or session.task is None)
+
+    def _failed(self, ids: Sequence[str]) -> bool:
+        return any(self._session(id).error is not None for id in ids)
 
     def _forget(self, id: str) -> list[bytes]:
         session = self._sessions.pop(id)
