@@ -6,6 +6,7 @@ No file of either package changes: the server and the replica are subclasses, en
 import json
 import shutil
 import tempfile
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import ray
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from score_centering.precision.names import multimodal_config, needs_multimodal_class
 from score_centering.rollout.vllm import sampling_parameters, to_rollout
@@ -22,6 +26,7 @@ from score_centering.settings.inputs import read_json
 from score_centering.training.verl.capture import answer, sampling_of
 from score_centering.training.verl.vllm_sync import engine_arguments, engine_overrides
 
+NO_PORT = 0
 WORKER = "score_centering.training.verl.vllm_worker.WorkerExtension"
 
 
@@ -59,6 +64,18 @@ class Server(vLLMHttpServer):
 
     def _get_worker_extension_cls(self) -> str:
         return WORKER
+
+    async def run_server(self, args: Namespace) -> None:
+        """verl's, without its HTTP application: agent loops call the actor, nothing listens on a port."""
+        engine_args = AsyncEngineArgs.from_cli_args(args)
+        config = engine_args.create_engine_config(usage_context=UsageContext.LLM_CLASS)
+        config.parallel_config.data_parallel_master_port = self._dp_master_port
+        self.engine = AsyncLLM.from_vllm_config(
+            config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=engine_args.disable_log_stats
+        )
+        vocabulary = len(self.model_config.tokenizer)
+        await self.engine.collective_rpc("monkey_patch_model", kwargs={"vocab_size": vocabulary})
+        self._server_port = NO_PORT
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling_params: dict[str, Any], request_id: str, **_: Any
