@@ -50,7 +50,9 @@ RUN_BY = {
     "snakemake --cores 1 drift": STUDIES,
     "snakemake --cores 1 faults": STUDIES,
     "snakemake --cores 1 sweep": STUDIES,
-    "python workflow/scripts/scan.py results/tiny --output scan.parquet": "tests/unit/figures/test_scan.py::test_program",
+    "python workflow/scripts/scan.py results/tiny --output scan.parquet": (
+        "tests/unit/figures/test_scan.py::test_program"
+    ),
     "snakemake --cores 1 all --configfile config/smol.yaml": GPU,
     "snakemake --cores 1 all --config 'run={seeds: [0, 1, 2]}'": (
         "tests/dag/test_reruns.py::test_a_changed_setting_reruns_what_depends_on_it"
