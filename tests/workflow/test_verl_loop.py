@@ -54,7 +54,7 @@ def start(folder: Path, trainer: str, arm: str, run: str, *overrides: str) -> su
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, MARK: str(folder), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, MARK: str(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         start_new_session=True,
     )
 
