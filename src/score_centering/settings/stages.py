@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from score_centering.settings.model import (
     ActorRolloutRef,
@@ -135,6 +135,14 @@ class TrainStage(Stage):
     trainer: Trainer
     runtime: Runtime
     perturbation: Perturbation | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @model_validator(mode="after")
+    def _perturbs_what_it_can(self) -> Self:
+        if self.perturbation is not None and self.trainer.name != "local":
+            raise ValueError(
+                f"a perturbed run needs trainer.name local, which drives the rollout engine, not {self.trainer.name}"
+            )
+        return self
 
     @classmethod
     def of(cls, settings: Settings, perturbation: Perturbation | None = None) -> Self:

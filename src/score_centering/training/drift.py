@@ -63,7 +63,7 @@ class DriftTrainer(LocalTrainer):
         start = self._weights()
         self._sync(0)
         yield {"step": 0, "displacement": 0.0, "displacement_relative": 0.0} | self._check(0, scorer)
-        fixed = requantise(self._model_weights(), self.engine.listed)
+        fixed = requantise(self._model_weights(), self.listed)
         for step in range(1, drift.steps + 1):
             prompts = self._batch(step)
             if sampler == "frozen":

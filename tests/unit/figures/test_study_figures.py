@@ -2,11 +2,14 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import save_file
 
 from score_centering.figures.canvas import drawing, save
-from score_centering.figures.drift import DRIFT, draw_drift, growth_exponent
+from score_centering.figures.drift import DRIFT, draw_drift, drift_table, growth_exponent
 from score_centering.figures.faults import check_table, draw_faults, fault_table
 from score_centering.figures.sweep import heat_map, sweep_table
 
@@ -87,6 +90,22 @@ def test_each_figure_is_the_same_bytes_twice(synthetic, tmp_path, study):
         for folder in (tmp_path / "a", tmp_path / "b"):
             files.append([path.read_bytes() for path in save(figure(synthetic, folder, study), folder / study)])
     assert files[0] == files[1] and all(files[0])
+
+
+def test_distances_from_the_exact_run_of_the_same_sampler_and_seed(tmp_path):
+    files = []
+    for sampler, shift in (("online", 0.0), ("frozen", 5.0)):
+        for centering, offset in (("exact", 0.0), ("none", 3.0)):
+            rows = [{"sampler": sampler, "centering": centering, "seed": 0, "step": step} for step in (0, 1, 2)]
+            files.append(tmp_path / f"{sampler}-{centering}.parquet")
+            pq.write_table(pa.Table.from_pylist(rows, DRIFT), files[-1])
+            weights = {
+                "2/a": np.full((2, 2), shift + offset, np.float32),
+                "2/b": np.full(5, shift + offset, np.float32),
+            }
+            save_file(weights, files[-1].with_suffix(".safetensors"))
+    found = drift_table(files).to_pylist()
+    assert [row["distance_to_exact"] for row in found] == [None] * 5 + [9.0] + [None] * 5 + [9.0]
 
 
 def test_one_seed_draws_too(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from score_centering.settings import UserError, load_settings, stage_json
-from score_centering.settings.load import read_yaml
+from score_centering.settings.load import parse, read_yaml
 from score_centering.settings.stages import TrainStage
 from score_centering.settings.studies import STUDIES, cell_stage, cells
 
@@ -60,3 +60,10 @@ def test_unknown_arms_are_refused(study):
 def test_unknown_columns_are_refused():
     with pytest.raises(UserError, match=r"sweep: columns: unknown precision 'fp4' \(defined: bf16, int8"):
         load_settings([DEFAULT], ["sweep.columns=[fp4]"])
+
+
+def test_only_the_local_trainer_is_perturbed():
+    faulty = json.loads(cell_stage(CONFIG, SETTINGS, "faults", "codes-0.01", "sc").to_json())
+    faulty["trainer"]["name"] = "verl"
+    with pytest.raises(UserError, match=r"a perturbed run needs trainer\.name local"):
+        parse(TrainStage, faulty)
