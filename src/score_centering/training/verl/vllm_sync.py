@@ -106,8 +106,11 @@ def engine_overrides(w8a8_config: Mapping[str, Any]) -> tuple[str, dict[str, Any
 
 
 def engine_arguments(architecture: str) -> dict[str, Any]:
-    """vLLM arguments of an engine that generates text only, CUDA graphs without the compiler."""
-    arguments: dict[str, Any] = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
+    """vLLM arguments of an engine from token ids to token ids, CUDA graphs without the compiler."""
+    arguments: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+    }
     if architecture in MULTIMODAL_ARCHITECTURES:
         arguments |= {"language_model_only": True, "gdn_prefill_backend": "triton"}
     return arguments
