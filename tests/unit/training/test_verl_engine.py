@@ -19,6 +19,7 @@ from score_centering.training.update import Updater
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed (requirements/test.lock has it)", allow_module_level=True)
 
+pytestmark = pytest.mark.timeout(1800)  # each process imports verl first
 PROGRAM = Path(__file__).with_name("verl_engine_program.py")
 LAYOUTS = ("packed", "padded")
 SEVERAL = "grpo, two mini-batches, two epochs"
@@ -61,7 +62,11 @@ def run(folder: Path, ranks: int) -> list[dict]:
         )
         for rank in range(ranks)
     ]
-    outputs = [process.communicate()[0] for process in processes]
+    try:
+        outputs = [process.communicate()[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert not any(process.returncode for process in processes), "\n".join(outputs)
     return [torch.load(folder / f"rank{rank}of{ranks}.pt") for rank in range(ranks)]
 
