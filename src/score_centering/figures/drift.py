@@ -49,7 +49,7 @@ SAMPLERS = {"online": "Sampler synced every step", "frozen": "Sampler fixed at t
 NONE, EXACT = "none", "exact"
 PANELS = {
     "displacement": "Displacement ‖θₜ − θ₀‖",
-    "distance_to_exact": "Distance from the\nexactly centered run",
+    "distance_to_exact": "Distance from exact",
     "reward_sampled": "Held-out reward (0 to 1)",
 }
 LOOKS = (
