@@ -17,7 +17,7 @@ import pytest
 
 from score_centering.runs.log import read_log
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(9000)]
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed (requirements/test.lock has it)", allow_module_level=True)
 
@@ -81,7 +81,7 @@ def _state(entry: Path) -> str:
     return (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[str] | None, seconds: float = 900) -> None:
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[str] | None, seconds: float = 2400) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process is None or process.poll() is None, process.communicate()[0]
@@ -103,7 +103,7 @@ def undisturbed(folder) -> Path:
     """`sc` through verl, five steps at one go."""
     code, output = finish(start(folder, "verl", "sc", "undisturbed", "trainer.total_training_steps=5"))
     assert code == 0, output
-    wait_until(lambda: gone(folder), None, seconds=60)
+    wait_until(lambda: gone(folder), None, seconds=300)
     return folder / "undisturbed"
 
 
@@ -153,7 +153,7 @@ def test_killed_stopped_and_crashed_runs_leave_nothing_and_go_on(folder, undistu
     wait_until(lambda: len(steps(run)) >= 2, process)
     os.kill(process.pid, signal.SIGKILL)
     finish(process)
-    wait_until(lambda: gone(folder), None, seconds=60)
+    wait_until(lambda: gone(folder), None, seconds=300)
 
     process = begin()
     wait_until(lambda: len(steps(run)) >= 3, process)
@@ -163,7 +163,7 @@ def test_killed_stopped_and_crashed_runs_leave_nothing_and_go_on(folder, undistu
     assert code == 2, output
     assert "error: a process of Ray failed: " in output
     assert "Traceback" not in output
-    wait_until(lambda: gone(folder), None, seconds=60)
+    wait_until(lambda: gone(folder), None, seconds=300)
 
     process = begin()
     wait_until(lambda: len(steps(run)) >= 4, process)
@@ -171,7 +171,7 @@ def test_killed_stopped_and_crashed_runs_leave_nothing_and_go_on(folder, undistu
     code, output = finish(process)
     assert code == 75, output
     assert "SIGINT: stopped after step" in output
-    wait_until(lambda: gone(folder), None, seconds=60)
+    wait_until(lambda: gone(folder), None, seconds=300)
 
     process = begin()
     wait_until(lambda: len(steps(run)) >= 5, process)
@@ -181,7 +181,7 @@ def test_killed_stopped_and_crashed_runs_leave_nothing_and_go_on(folder, undistu
         assert "SIGTERM: stopped after step" in output
         code, output = finish(begin())
     assert code == 0, output
-    wait_until(lambda: gone(folder), None, seconds=60)
+    wait_until(lambda: gone(folder), None, seconds=300)
     for name in ("metrics.parquet", "config.yaml"):
         first, second = (hashlib.sha256((path / name).read_bytes()).digest() for path in (run, undisturbed))
         assert first == second, name
