@@ -25,8 +25,16 @@ NO_FAULT = "none"
 def check_faults(
     stage: FaultCheckStage, dataset_manifest: Path, model_manifest: Path, w8a8_config: Path
 ) -> Iterator[dict[str, Any]]:
-    """Rows of figures.faults.CHECK: the healthy engine, then each kind and rate, transient and persistent."""
+    """Rows of figures.faults.CHECK: the healthy engine, then each kind and rate, transient and persistent.
+
+    Raises:
+        UserError: the rollouts are another engine's than the local one, whose cache alone can be damaged.
+    """
     validation = stage.validation
+    if validation.engine != "local":
+        raise UserError(
+            f"actor_rollout_ref.rollout.name = {validation.engine!r}: faults damage the cache of the local engine only"
+        )
     subject, config = read_subject(validation, dataset_manifest, model_manifest, w8a8_config)
     damages = [(kind, rate, transient) for kind in stage.kinds for rate in stage.rates for transient in (True, False)]
     for kind, rate, transient in [(NO_FAULT, 0.0, False), *damages]:
