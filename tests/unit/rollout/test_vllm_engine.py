@@ -235,7 +235,7 @@ def test_vllm_runs_the_w8a8_checkpoint_through_the_same_contract(checkpoints):
         for name, engine in {"local": local, "vllm": engine}.items()
     }
     print(f"mean |log p - log q|: {distance}")
-    # measured with the Qwen3.5 on a CPU without VNNI: 3.3; docs/precision.md
+    # measured with the Qwen3.5 on a CPU without VNNI: 3.3; docs/results/second-engine
     assert 0.5 < distance["vllm"] / distance["local"] < 5
     with pytest.raises(UserError, match="33 candidates asked for, allowed are 32"):
         engine.generate(PROMPTS, 1, sampling, 5, 33)
@@ -304,7 +304,7 @@ def test_vllm_computes_the_int8_linear_that_we_compute():
             assert within_one_step(out, exact)
 
 
-# Of a difference between the engines, nats; docs/precision.md says where the limits come from.
+# Of a difference between the engines, nats; docs/results/second-engine says where the limits come from.
 TOLERANCE = {"mean": 0.10, "p95": 0.40, "k3": 0.06}
 QUESTIONS = [
     "What is 12+7?", "Name three rivers in Europe.", "Explain why the sky is blue.", "Write a short poem about rain.",
