@@ -10,5 +10,5 @@ from score_centering.validation.faults import check_faults
 def test_faults_of_another_engine_are_refused():
     settings = load_settings(["config/config.yaml"], ["actor_rollout_ref.rollout.name=vllm", "runtime.device=cuda"])
     nothing = Path("nothing")
-    with pytest.raises(UserError, match="rollout.name = 'vllm': faults damage the cache of the local engine only"):
+    with pytest.raises(UserError, match=r"rollout\.name = 'vllm': faults damage the cache of the local engine only"):
         next(check_faults(FaultCheckStage.of(settings), nothing, nothing, nothing))
