@@ -23,6 +23,7 @@ import torch
 from _common import parse_args, report
 
 from score_centering.routing import RoutedRow, decode_routes
+from score_centering.runs import peak_rss_bytes
 
 ROWS, PROMPT, RESPONSE, LAYERS, TOP_K, EXPERTS = 64, 1024, 7168, 32, 8, 128
 TENSOR_BYTES = ROWS * (PROMPT + RESPONSE) * LAYERS * TOP_K
@@ -91,7 +92,7 @@ def child(way: str, folder: Path, what: str, repeats: int) -> None:
         routes = decode(rows)
         seconds.append(time.perf_counter() - start)
         if len(seconds) == 1:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+            peak = peak_rss_bytes() - before
         del routes
     print(json.dumps({"seconds": statistics.median(seconds), "peak": peak}))
 

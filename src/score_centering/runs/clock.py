@@ -1,9 +1,10 @@
 """Durations by the monotonic clock, so that a wall clock set back never makes a negative one."""
 
-import resource
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class Stopwatch:
@@ -26,5 +27,9 @@ class Stopwatch:
 
 
 def peak_rss_bytes() -> int:
-    """Peak resident memory of this process so far (Linux reports KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Peak resident memory of this process so far.
+
+    `getrusage` would not do: what it reports for a started program includes the process that started it.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[1]) * 1024

@@ -197,3 +197,10 @@ def test_durations_do_not_follow_the_wall_clock(monkeypatch):
     assert set(seconds) == {"step_s"} and seconds["step_s"] >= 0
     assert watch.lap() == {}
     assert runs.peak_rss_bytes() > 1 << 20
+
+
+def test_peak_memory_is_this_programs_not_its_parents():
+    held = bytearray(300_000_000)
+    program = "from score_centering.runs import peak_rss_bytes; print(peak_rss_bytes())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 10_000_000 < int(done.stdout) < len(held) < runs.peak_rss_bytes()
