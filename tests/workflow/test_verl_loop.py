@@ -100,8 +100,8 @@ def steps(run: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def undisturbed(folder) -> Path:
-    """`sc` through verl, five steps at one go."""
-    code, output = finish(start(folder, "verl", "sc", "undisturbed", "trainer.total_training_steps=5"))
+    """`sc` through verl, seven steps at one go."""
+    code, output = finish(start(folder, "verl", "sc", "undisturbed", "trainer.total_training_steps=7"))
     assert code == 0, output
     wait_until(lambda: gone(folder), None, seconds=300)
     return folder / "undisturbed"
@@ -126,8 +126,8 @@ def assert_parity(through_verl: Path, locally: Path) -> None:
 
 
 def test_sc_has_the_metrics_of_the_local_trainer(folder, undisturbed):
-    assert len(steps(undisturbed)) == 6
-    code, output = finish(start(folder, "local", "sc", "sc_local", "trainer.total_training_steps=5"))
+    assert len(steps(undisturbed)) == 8
+    code, output = finish(start(folder, "local", "sc", "sc_local", "trainer.total_training_steps=7"))
     assert code == 0, output
     assert_parity(undisturbed, folder / "sc_local")
     products = {path.name for path in undisturbed.iterdir()}
@@ -147,7 +147,7 @@ def test_killed_stopped_and_crashed_runs_leave_nothing_and_go_on(folder, undistu
     run = folder / "disturbed"
 
     def begin() -> subprocess.Popen[str]:
-        return start(folder, "verl", "sc", "disturbed", "trainer.total_training_steps=5")
+        return start(folder, "verl", "sc", "disturbed", "trainer.total_training_steps=7")
 
     process = begin()
     wait_until(lambda: len(steps(run)) >= 2, process)
@@ -174,7 +174,7 @@ def test_killed_stopped_and_crashed_runs_leave_nothing_and_go_on(folder, undistu
     wait_until(lambda: gone(folder), None, seconds=300)
 
     process = begin()
-    wait_until(lambda: len(steps(run)) >= 5, process)
+    wait_until(lambda: len(steps(run)) >= 6, process)
     os.kill(process.pid, signal.SIGTERM)
     code, output = finish(process)
     if code == 75:  # else the last step was on its way already
