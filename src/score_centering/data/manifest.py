@@ -73,7 +73,7 @@ def read_table(path: Path) -> list[Problem]:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             table = file.read()
         table.validate(full=True)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable parquet file: {' '.join(str(error).split())[:200]}") from None
     if not table.schema.equals(TABLE_SCHEMA):
         found = ", ".join(f"{field.name}: {field.type}" for field in table.schema)
