@@ -23,7 +23,7 @@ from score_centering.runs.folder import read_phase
 from score_centering.runs.lock import in_use
 from score_centering.runs.log import read_log
 
-pytestmark = [pytest.mark.workflow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.workflow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 RUN = Path("results/test/runs/sc/seed0")
