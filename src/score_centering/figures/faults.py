@@ -18,8 +18,8 @@ from score_centering.figures.colours import readable_on_white
 from score_centering.figures.numerals import percent
 from score_centering.figures.plots import K3_LABEL, REWARD_LABEL, log_axis, log_floor
 from score_centering.figures.scan import described, read_run, scan_table
+from score_centering.settings.studies import NO_FAULT
 
-NO_FAULT = "none"
 KINDS = {"codes": ("codes", "#0072b2", "o"), "scale": ("scale", "#d55e00", "^"), "nan": ("NaN", "#6b6b6b", "X")}
 DASHES = {"codes": "-", "scale": (0, (4.5, 1.5)), "nan": (0, (1.2, 1.0))}
 

@@ -12,6 +12,7 @@ from score_centering.rollout import Engine, Rollout, Sampling
 from score_centering.rollout.local.faults import CacheFaults
 from score_centering.settings import UserError
 from score_centering.settings.stages import FaultCheckStage, ValidationStage
+from score_centering.settings.studies import NO_FAULT
 from score_centering.validation import forward, gaps
 from score_centering.validation.gate import failures
 from score_centering.validation.measure import INT8_INT4KV, Subject
@@ -19,7 +20,6 @@ from score_centering.validation.repeatability import compare_repeats
 from score_centering.validation.stage import FORWARD_ROLLOUTS, engine_of, read_subject
 
 GAPS = ("k3_kl", "abs_logprob_gap_mean", "abs_logprob_gap_max")
-NO_FAULT = "none"
 
 
 def check_faults(
