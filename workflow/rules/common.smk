@@ -4,16 +4,24 @@ import json
 import os
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
-from score_centering.settings import UserError, resolve, stage_json
+from score_centering.settings import UserError, interpolate, resolve, stage_json
 from score_centering.settings.studies import STUDIES, cell_stage, cells
 
 
+@cache
+def interpolated():
+    """The configuration without references to environment variables and other keys."""
+    return interpolate(config)
+
+
+@cache
 def resolved(arm=None, smoke=False):
     """Settings of one arm, or of no arm in particular; a fault in the configuration ends Snakemake with its line."""
     try:
-        return resolve(config, arm=arm, smoke=smoke)
+        return resolve(interpolated(), arm=arm, smoke=smoke)
     except UserError as error:
         sys.exit(f"error: {error}")
 

@@ -1,7 +1,7 @@
 """The configuration: typed, strict, and cut into what each stage depends on. Imports no torch."""
 
 from score_centering.settings.errors import UserError, run_main
-from score_centering.settings.load import DEFAULT_CONFIG, load_settings, resolve, validate
+from score_centering.settings.load import DEFAULT_CONFIG, interpolate, load_settings, resolve, validate
 from score_centering.settings.model import Settings
 from score_centering.settings.stages import STAGES, Stage, stage_json
 
@@ -11,6 +11,7 @@ __all__ = [
     "Settings",
     "Stage",
     "UserError",
+    "interpolate",
     "load_settings",
     "resolve",
     "run_main",

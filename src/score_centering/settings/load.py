@@ -45,7 +45,7 @@ def resolve(
     overlays: Sequence[Mapping[str, Any]] = (),
 ) -> Settings:
     """Settings of an already merged configuration; see `load_settings`. `overlays` are laid over the arm's."""
-    config = _interpolate(config)
+    config = interpolate(config)
     base = validate(config)
     if smoke:
         config = deep_merge(config, base.smoke.overrides)
@@ -64,7 +64,7 @@ def validate(config: Mapping[str, Any]) -> Settings:
     Raises:
         UserError: one line for each fault, with the key's dotted path.
     """
-    return parse(Settings, _interpolate(config))
+    return parse(Settings, interpolate(config))
 
 
 def parse(model: type[B], content: Mapping[str, Any]) -> B:
@@ -115,8 +115,12 @@ def deep_merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str,
     return merged
 
 
-def _interpolate(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Resolve `${oc.env:NAME,default}` and `${other.key}`."""
+def interpolate(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with every `${oc.env:NAME,default}` and `${other.key}` resolved; slow, so a caller of many does it once.
+
+    Raises:
+        UserError: a variable that is not set, or a key that does not exist.
+    """
     if not _has_interpolation(config):
         return dict(config)
     try:
