@@ -32,7 +32,7 @@ all: environment
 
 # Hypothesis draws the same examples in every run, so that a failure is the change's; plain `pytest` looks for new ones.
 test: check
-	$(IN) OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal --hypothesis-profile=ci -m 'not verl'
+	$(IN) OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile=ci -m 'not verl'
 
 test-verl: test-environment
 	$(IN) OMP_NUM_THREADS=1 pytest -m verl

@@ -76,6 +76,10 @@ class Launched:
             assert time.monotonic() < deadline, self.tails()
             time.sleep(0.1)
 
+    def running(self) -> bool:
+        """Whether every program has been started; the trainer is far from its first step then."""
+        return self.programs().keys() == PROGRAMS | {"launch.py"}
+
     def training(self) -> bool:
         """Whether the trainer has gone through its first step."""
         log = self.logs / "trainer.log"
@@ -130,7 +134,7 @@ def test_a_smoke_run_trains_as_the_direct_way_does(project, launch):
 def test_a_stop_signal_writes_a_checkpoint_and_ends_everything(launch):
     launched = launch("--seed", "1", *LONG)
     launched.until(launched.training)
-    assert launched.programs().keys() == PROGRAMS | {"launch.py"}
+    assert launched.running()
     launched.process.send_signal(signal.SIGTERM)
     code, output = launched.finish()
     assert code == 75, output + launched.tails()
@@ -146,10 +150,13 @@ def test_a_second_signal_ends_everything_at_once(launch):
     assert launched.finish()[0] in (75, 128 + signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("program", "name"), [("gateway.py", "gateway"), ("agents.py", "agents-0")])
-def test_when_one_crashes_the_others_end(launch, program, name):
+@pytest.mark.parametrize(
+    ("program", "name", "when"),
+    [("gateway.py", "gateway", Launched.training), ("agents.py", "agents-0", Launched.running)],
+)
+def test_when_one_crashes_the_others_end(launch, program, name, when):
     launched = launch("--seed", f"20{len(name)}", *LONG)
-    launched.until(launched.training)
+    launched.until(lambda: when(launched))
     os.kill(launched.programs()[program], signal.SIGKILL)
     code, output = launched.finish()
     assert code == 1
@@ -164,7 +171,7 @@ def test_a_trainer_that_cannot_start_ends_the_others_with_its_line(launch):
 
 def test_when_the_launcher_is_killed_the_others_end_too(launch):
     launched = launch("--seed", "401", *LONG)
-    launched.until(launched.training)
+    launched.until(launched.running)
     launched.process.kill()
     launched.process.wait()
     deadline = time.monotonic() + PATIENCE
