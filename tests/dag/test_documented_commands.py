@@ -1,5 +1,6 @@
 """Commands of the documentation that only plan or report; see tests/unit/project/test_docs_commands.py."""
 
+import json
 import zipfile
 
 import pytest
@@ -27,6 +28,17 @@ def test_snakemake_report_has_every_figure(finished):
     result = finished.snakemake("--report", "report.zip")
     assert result.returncode == 0, result.stdout
     with zipfile.ZipFile(finished.folder / "report.zip") as report:
-        names = report.namelist()
-    assert any(name.endswith("report.html") for name in names)
-    assert any(name.endswith(".svg") or name.endswith(".png") for name in names)
+        page = report.read("report/report.html").decode()
+    entries, categories = (embedded(page, name) for name in ("results", "categories"))
+    files = {name: sum(map(len, parts.values())) for name, parts in categories.items()}
+    assert files == {"Precision": 3, "Runs": 22, "Report": 1}
+    assert all(entry["caption"].startswith("<p><strong>") for entry in entries.values())
+    labels = [tuple(entry["labels"].values()) for entry in entries.values()]
+    assert len(set(labels)) == len(labels) == 26
+    assert ("Reward against K3", "SVG") in labels
+
+
+def embedded(page: str, name: str) -> dict:
+    """The object that Snakemake's page assigns to the variable `name`."""
+    start = f'var {name} = {{"'
+    return json.JSONDecoder().raw_decode(page[page.index(start) + len(start) - 2 :])[0]

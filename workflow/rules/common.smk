@@ -45,13 +45,15 @@ def drift_files(extension):
     return expand(pattern, sampler=["online", "frozen"], centering=centering, seed=SETTINGS.drift.seeds)
 
 
-def study_figure(study):
-    """The figure of a study, in three formats."""
-    return report(
-        multiext(f"<results>/{study}/{study}", ".png", ".svg", ".pdf"),
-        category="Studies",
-        caption=f"../report/{study}.rst",
-    )
+def figure(stem, category, title):
+    """The files of a figure below `<results>`, one a format, as entries of Snakemake's report."""
+    caption = f"../report/{os.path.basename(stem)}.rst"
+
+    def entry(kind):
+        labels = {"figure": title, "format": kind.upper()}
+        return report(f"<results>/{stem}.{kind}", category=category, labels=labels, caption=caption)
+
+    return [entry(kind) for kind in ("png", "svg", "pdf")]
 
 
 SETTINGS = resolved()

@@ -4,7 +4,15 @@ Needs the products of every selected run; promises the figures in three formats,
 and no torch.
 """
 
-FIGURES = ["reward", "k3_kl", "reward_vs_k3", "validation_reward", "response_length", "head_mass", "timing"]
+FIGURES = {
+    "reward": "Reward",
+    "k3_kl": "K3",
+    "reward_vs_k3": "Reward against K3",
+    "validation_reward": "Validation reward",
+    "response_length": "Response length and truncation",
+    "head_mass": "Head mass and correction strength",
+    "timing": "Time of a step by phase",
+}
 
 
 rule figures:
@@ -12,16 +20,14 @@ rule figures:
         metrics=expand("<results>/runs/{arm}/seed{seed}/metrics.parquet", arm=SETTINGS.run.arms, seed=SEEDS),
         timing=expand("<results>/runs/{arm}/seed{seed}/timing.parquet", arm=SETTINGS.run.arms, seed=SEEDS),
     output:
-        *(
-            report(
-                multiext(f"<results>/figures/{name}", ".png", ".svg", ".pdf"),
-                category="Runs",
-                caption=f"../report/{name}.rst",
-            )
-            for name in FIGURES
-        ),
+        *(file for name, title in FIGURES.items() for file in figure(f"figures/{name}", "Runs", title)),
         summary="<results>/summary.parquet",
-        table=report("<results>/summary.md", category="Runs", caption="../report/summary.rst"),
+        table=report(
+            "<results>/summary.md",
+            category="Runs",
+            labels={"figure": "Summary", "format": "Table"},
+            caption="../report/summary.rst",
+        ),
     log:
         "<results>/logs/figures.log",
     conda:
@@ -49,7 +55,12 @@ rule report:
         precision="<results>/precision/gate.json",
         smoke=expand("<results>/smoke/{arm}/gate.json", arm=SETTINGS.run.arms),
     output:
-        page=report("<results>/report.html", category="Report", caption="../report/report.rst"),
+        page=report(
+            "<results>/report.html",
+            category="Report",
+            labels={"figure": "Everything on one page", "format": "HTML"},
+            caption="../report/report.rst",
+        ),
     log:
         "<results>/logs/report.log",
     conda:

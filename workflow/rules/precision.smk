@@ -37,11 +37,7 @@ rule validate:
         w8a8=W8A8_CONFIG,
     output:
         numbers="<results>/precision/validation.json",
-        figure=report(
-            multiext("<results>/precision/validation", ".png", ".svg", ".pdf"),
-            category="Precision",
-            caption="../report/validation.rst",
-        ),
+        figure=figure("precision/validation", "Precision", "Low precision against BF16"),
     log:
         "<results>/logs/validate.log",
     conda:

@@ -74,7 +74,7 @@ rule sweep:
         metrics=study_files("sweep", "metrics.parquet"),
         run=study_files("sweep", "run.json"),
     output:
-        study_figure("sweep"),
+        *figure("sweep/sweep", "Studies", "Precision against arm"),
         table="<results>/sweep/sweep.parquet",
     log:
         "<results>/logs/sweep.log",
@@ -127,7 +127,7 @@ rule faults:
         metrics=study_files("faults", "metrics.parquet"),
         run=study_files("faults", "run.json"),
     output:
-        study_figure("faults"),
+        *figure("faults/faults", "Studies", "Damaged INT4 cache"),
         table="<results>/faults/faults.parquet",
     log:
         "<results>/logs/faults.log",
@@ -209,7 +209,7 @@ rule drift:
     input:
         table="<results>/drift/drift.parquet",
     output:
-        study_figure("drift"),
+        *figure("drift/drift", "Studies", "Drift without a learning signal"),
     log:
         "<results>/logs/drift.log",
     conda:

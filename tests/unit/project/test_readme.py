@@ -54,8 +54,8 @@ def test_every_folder_is_in_the_file_tree():
 def test_the_workflow_declares_every_figure_that_is_drawn():
     rules = (ROOT / "workflow/rules/figures.smk").read_text()
     plots = (ROOT / "src/score_centering/figures/plots.py").read_text()
-    declared = ast.literal_eval(re.search(r"^FIGURES = (\[.*?\])", rules, re.MULTILINE | re.DOTALL)[1])
-    assert declared == re.findall(
+    declared = ast.literal_eval(re.search(r"^FIGURES = (\{.*?\})", rules, re.MULTILINE | re.DOTALL)[1])
+    assert list(declared) == re.findall(
         r'^    "(\w+)": \w+,$', plots.partition("\nFIGURES")[2].partition("}")[0], re.MULTILINE
     )
     assert [name for name in declared if not (ROOT / f"workflow/report/{name}.rst").is_file()] == []
