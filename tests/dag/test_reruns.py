@@ -62,6 +62,13 @@ def test_a_changed_setting_reruns_what_depends_on_it(finished, override, jobs):
     assert finished.jobs("all", "--config", override) == jobs
 
 
+def test_loggers_reach_the_trainers_and_retrain_nothing(finished):
+    loggers = ["--config", "trainer={logger: [console, trackio]}"]
+    assert "Nothing to be done" in finished.plan("all", *loggers)
+    plan = finished.plan("all", "--printshellcmds", "-R", "train_sc", *loggers)
+    assert plan.count("""trainer.logger='["console", "trackio"]'""") == 1
+
+
 def test_a_lost_file_is_made_again_without_its_ancestors(changed):
     (changed.folder / "results/tiny/runs/sc/seed0/run.json").unlink()
     assert changed.jobs("all") == {"train_sc": 1, **AFTER_TRAINING}

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from score_centering.settings import UserError, interpolate, resolve, stage_json
+from score_centering.settings.stages import TrainStage
 from score_centering.settings.studies import STUDIES, cell_stage, cells
 
 
@@ -59,7 +60,9 @@ def figure(stem, category, title):
 SETTINGS = resolved()
 ARMS = list(SETTINGS.arms)
 SEEDS = SETTINGS.run.seeds
-TRAINING = {arm: stage_json(resolved(arm), "train") for arm in ARMS}
+TRAINED = {arm: TrainStage.of(resolved(arm)) for arm in ARMS}
+TRAINING = {arm: stage.on_the_console().to_json() for arm, stage in TRAINED.items()}
+LOGGERS = {arm: json.dumps(stage.trainer.logger) for arm, stage in TRAINED.items()}
 GPU = int(SETTINGS.runtime.device == "cuda")
 # Set SC_INT8_CONFIG, or the setting itself, to validate and use a W8A8 model instead of building one.
 W8A8_CONFIG = SETTINGS.actor_rollout_ref.rollout.quantization_config_file or "<results>/model/w8a8/config.json"

@@ -5,7 +5,7 @@ import json
 from typing import TypeVar
 
 from score_centering.settings.errors import UserError
-from score_centering.settings.load import DEFAULT_CONFIG, load_settings, parse
+from score_centering.settings.load import DEFAULT_CONFIG, deep_merge, load_settings, parse, parse_overrides
 from score_centering.settings.model import Settings
 from score_centering.settings.stages import Stage
 
@@ -27,16 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, stage: type[S], arm: str | None = None, smoke: bool = False) -> S:
-    """The stage's settings: from `--settings` as it is, else from the configuration files and overrides."""
+    """The stage's settings: from `--settings`, else from the configuration files; overrides are laid over either."""
     if arguments.settings is None:
         return stage.of(load_settings(_files(arguments), arguments.overrides, arm, smoke))
-    if arguments.configfile or arguments.overrides:
-        raise UserError("--settings holds every setting: leave --configfile and key=value out")
+    if arguments.configfile:
+        raise UserError("--settings holds every setting: leave --configfile out")
     try:
         content = json.loads(arguments.settings)
     except json.JSONDecodeError as error:
         raise UserError(f"--settings: not valid JSON: {error}") from None
-    return parse(stage, content)
+    given = parse(stage, content).model_dump(mode="json")
+    return parse(stage, deep_merge(given, parse_overrides(arguments.overrides)))
 
 
 def read_arms(arguments: argparse.Namespace) -> tuple[Settings, dict[str, Settings]]:

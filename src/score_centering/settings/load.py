@@ -53,7 +53,7 @@ def resolve(
         if arm not in base.arms:
             raise UserError(f"unknown arm {arm!r} (defined: {', '.join(sorted(base.arms))})")
         config = deep_merge(config, base.arms[arm].overrides)
-    for overlay in (*overlays, _parse_overrides(overrides)):
+    for overlay in (*overlays, parse_overrides(overrides)):
         config = deep_merge(config, overlay)
     return validate(config)
 
@@ -137,7 +137,12 @@ def _has_interpolation(node: Any) -> bool:
     return isinstance(node, str) and "${" in node
 
 
-def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """The nested mapping that `key=value` overrides with dotted keys and YAML values stand for; later ones win.
+
+    Raises:
+        UserError: an override that is no `key=value`, or whose value is no YAML.
+    """
     parsed: dict[str, Any] = {}
     for item in overrides:
         key, separator, value = item.partition("=")

@@ -295,8 +295,7 @@ class Trainer(Block):
     val_before_train: bool = Field(default=False, description="validate before the first update, as step 0")
     save_freq: Frequency = Field(default=10, description="steps between checkpoints; -1: never")
     logger: list[Literal["console", "wandb", "trackio"]] = Field(
-        default=["console"],
-        description="where progress is shown; the workflow trains an arm anew after a change",
+        default=["console"], description="where progress is shown; a change retrains nothing"
     )
     nonfinite: Literal["skip", "stop"] = Field(default="stop", description="what a non-finite gradient does")
     revision: Positive = Field(default=1, description="bump to retrain every arm after a change of the code")

@@ -153,6 +153,10 @@ class TrainStage(Stage):
         """What of this a run's identity holds: everything but where its progress is shown."""
         return self.model_dump(mode="json", exclude={"trainer": {"logger"}})
 
+    def on_the_console(self) -> Self:
+        """The same run, shown on the console only: equal for all of `trainer.logger`."""
+        return self.model_copy(update={"trainer": self.trainer.model_copy(update={"logger": ["console"]})})
+
     def w8a8_config(self, results: Path) -> Path | None:
         """The config.json that the rollouts are quantised by, in the experiment's folder unless it is configured; None:
         BF16 rollouts."""
@@ -213,7 +217,8 @@ class DriftStage(Stage):
         actor = actor.model_copy(
             update={"optim": drift.optim, "policy_loss": "score_centering", "loss_agg_mode": "token-mean"}
         )
-        train = TrainStage.of(settings).model_copy(
+        normal = TrainStage.of(settings).on_the_console()
+        train = normal.model_copy(
             update={
                 "actor_rollout_ref": ActorRolloutRef(actor=actor, rollout=rollout.model_copy(update={"n": drift.n})),
                 "data": settings.data.model_copy(

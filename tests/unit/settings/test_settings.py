@@ -1,3 +1,4 @@
+import argparse
 import json
 import subprocess
 import sys
@@ -8,9 +9,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from score_centering.settings import STAGES, UserError, load_settings, resolve, stage_json
+from score_centering.settings import STAGES, UserError, cli, load_settings, resolve, stage_json
 from score_centering.settings.load import deep_merge
 from score_centering.settings.schema import key_table, schema_text
+from score_centering.settings.stages import TrainStage
 
 ROOT = Path(__file__).parents[3]
 DEFAULT = ROOT / "config/config.yaml"
@@ -176,6 +178,23 @@ def test_training_settings_reach_the_training_stages_only():
     before, after = load_settings([DEFAULT]), load_settings([DEFAULT], ["actor_rollout_ref.actor.optim.lr=0.5"])
     changed = {stage for stage in STAGES if stage_json(before, stage) != stage_json(after, stage)}
     assert changed == {"train", "smoke"}
+
+
+def test_loggers_change_no_more_than_where_a_run_is_shown():
+    before, after = (load_settings([DEFAULT], chosen, "sc") for chosen in ([], ["trainer.logger=[wandb, trackio]"]))
+    assert TrainStage.of(before) != TrainStage.of(after)
+    assert TrainStage.of(before).on_the_console() == TrainStage.of(after).on_the_console()
+    assert stage_json(before, "drift") == stage_json(after, "drift")
+
+
+def test_overrides_are_laid_over_the_settings_of_a_stage():
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    text = stage_json(load_settings([DEFAULT], arm="sc"), "train")
+    stage = cli.read(parser.parse_args(["--settings", text, 'trainer.logger=["console", "wandb"]']), TrainStage)
+    assert stage == TrainStage.of(load_settings([DEFAULT], ["trainer.logger=[console, wandb]"], "sc"))
+    with pytest.raises(UserError, match=r"^trainer\.logger\.0 = 'paper': "):
+        cli.read(parser.parse_args(["--settings", text, "trainer.logger=[paper]"]), TrainStage)
 
 
 def test_a_description_retrains_nothing():
