@@ -1,11 +1,10 @@
 """verl's FSDP engine with our loss against the local trainer: gradients, norms and metrics, on one rank and on two."""
 
+import copy
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -35,6 +34,18 @@ ARMS = {
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 0.0, 2.0, -1.5, 0.25]
 
 
+class Tolerance(NamedTuple):
+    """Of each gradient entry, relative and absolute, and of each metric, relative."""
+
+    rtol: float
+    atol: float
+    metric: float
+
+
+ROUNDING = Tolerance(rtol=1e-4, atol=2e-6, metric=2e-5)
+CARRIED = Tolerance(rtol=2e-2, atol=1e-3, metric=1e-2)  # several updates of size 1 carry the first one's roundings on
+
+
 def load(name: str):
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
@@ -50,24 +61,9 @@ def objective(arm: str):
     return build_objective(arm, **ARMS[arm], **limits)
 
 
-def run(folder: Path, ranks: int) -> list[dict]:
+def run(folder: Path, ranks: int, device: str = "cpu") -> list[dict]:
     """Each rank's results."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, folder, str(rank), str(ranks)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate()[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert not any(process.returncode for process in processes), "\n".join(outputs)
+    load("verl_engine_program").run_ranks([PROGRAM], folder, ranks, device)
     return [torch.load(folder / f"rank{rank}of{ranks}.pt") for rank in range(ranks)]
 
 
@@ -86,13 +82,19 @@ def cases(micro_batch_size: int) -> dict[str, tuple]:
     return arms | {SEVERAL: (objective("grpo"), stage(micro_batch_size, mini_batches=2, ppo_epochs=2))}
 
 
-def write_case(folder: Path, arms: dict[str, tuple], layouts: tuple[str, ...]) -> None:
-    net = Qwen3_5ForCausalLM(UPDATE.CONFIG)
+def write_case(
+    folder: Path, arms: dict[str, tuple], layouts: tuple[str, ...], param_dtype: str = "fp32", tied: bool = True
+) -> None:
+    """tied: one tensor for embedding and LM head."""
+    config = copy.deepcopy(UPDATE.CONFIG)
+    config.tie_word_embeddings = tied
+    net = Qwen3_5ForCausalLM(config)
     net.load_state_dict(UPDATE.model().state_dict())
     net.save_pretrained(folder / "model")
     case = {
         "arms": arms,
         "layouts": layouts,
+        "param_dtype": param_dtype,
         "rollouts": UPDATE.rollouts(len(ADVANTAGES)),
         "advantages": torch.tensor(ADVANTAGES),
     }
@@ -117,28 +119,30 @@ def local_update(arm: str) -> tuple[dict, dict]:
     return {name: before[name] - value.detach() for name, value in net.named_parameters()}, metrics
 
 
-def assert_same(found: tuple[dict, dict], expected: tuple[dict, dict], loosely: bool) -> None:
-    """Several updates of size 1 carry the first one's roundings on."""
+def assert_same(found: tuple[dict, dict], expected: tuple[dict, dict], tolerance: Tolerance) -> None:
     gradients, metrics = zip(found, expected, strict=True)
     assert gradients[0].keys() == gradients[1].keys()
     for name, value in gradients[1].items():
-        tolerance = dict(rtol=2e-2, atol=1e-3) if loosely else dict(rtol=1e-4, atol=2e-6)
-        torch.testing.assert_close(gradients[0][name], value, **tolerance, msg=name)
+        torch.testing.assert_close(gradients[0][name], value, rtol=tolerance.rtol, atol=tolerance.atol, msg=name)
     assert metrics[0].keys() == metrics[1].keys()
     for name, value in metrics[1].items():
-        assert metrics[0][name] == pytest.approx(value, rel=1e-2 if loosely else 2e-5, abs=1e-7), name
+        assert metrics[0][name] == pytest.approx(value, rel=tolerance.metric, abs=1e-7), name
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("arm", [*ARMS, SEVERAL])
 def test_update_is_the_local_trainers(one_rank, arm, layout):
-    assert_same(one_rank[arm, layout], local_update(arm), loosely=arm == SEVERAL)
+    assert_same(one_rank[arm, layout], local_update(arm), CARRIED if arm == SEVERAL else ROUNDING)
+
+
+def assert_ranks_make_the_update_of_one(ranks: list[dict], one: dict, tolerance: Tolerance) -> None:
+    first, second = ranks
+    for arm in ARMS:
+        assert first[arm, "packed"][1] == second[arm, "packed"][1]
+        assert_same(first[arm, "packed"], one[arm, "packed"], tolerance)
 
 
 def test_two_ranks_make_the_update_of_one(one_rank, tmp_path):
     """In micro-batches of another size; only the order of FP32 sums differs."""
     write_case(tmp_path, {arm: case for arm, case in cases(micro_batch_size=2).items() if arm in ARMS}, ("packed",))
-    first, second = run(tmp_path, 2)
-    for arm in ARMS:
-        assert first[arm, "packed"][1] == second[arm, "packed"][1]
-        assert_same(first[arm, "packed"], one_rank[arm, "packed"], loosely=False)
+    assert_ranks_make_the_update_of_one(run(tmp_path, 2), one_rank, ROUNDING)
