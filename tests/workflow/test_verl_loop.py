@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -48,29 +49,34 @@ def leave_nothing_running(folder):
         os.kill(pid, signal.SIGKILL)
 
 
-def start(folder: Path, trainer: str, arm: str, run: str, *overrides: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, trainer: str, arm: str, run: str, *overrides: str, device: str = "cpu"
+) -> subprocess.Popen[str]:
+    environment = {**os.environ, MARK: str(folder / run), "SC_LOG_DIR": f"{folder / run}.logs", "OMP_NUM_THREADS": "1"}
+    environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # where no file has one, runs at the same time all write it
     return subprocess.Popen(
-        [sys.executable, PROGRAM, trainer, arm, folder / "model", folder / run, *overrides],
+        [sys.executable, PROGRAM, trainer, arm, folder / "model", folder / run, f"runtime.device={device}", *overrides],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, MARK: str(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env=environment | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
         start_new_session=True,
     )
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = process.communicate()
+def finish(process: subprocess.Popen[str], seconds: float | None = None) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=seconds)
     return process.returncode, output
 
 
 def alive(folder: Path) -> list[int]:
-    """Processes that this module has started, or that those have: all inherit the mark."""
-    mark, found = f"{MARK}={folder}".encode(), []
+    """Processes of the run in `folder`, or of all runs in it, and what they have started: all inherit the mark."""
+    mark, found = f"\0{MARK}={folder}".encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             try:
-                if mark in (entry / "environ").read_bytes().split(b"\0") and _state(entry) != "Z":
+                variables = b"\0" + (entry / "environ").read_bytes()
+                if (mark + b"\0" in variables or mark + b"/" in variables) and _state(entry) != "Z":
                     found.append(int(entry.name))
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
@@ -125,6 +131,24 @@ def assert_parity(through_verl: Path, locally: Path) -> None:
     assert pairs[1][0]["grad_norm"] > 0.1, "the step taught nothing"
 
 
+def notes(run: Path, kind: str) -> dict[int, list]:
+    """What `verl_loop_program` wrote down, by step: `rollouts` or `servers`."""
+    lines = Path(f"{run}.notes").read_text(encoding="utf-8").splitlines()
+    return {note["step"]: note[kind] for note in map(json.loads, lines) if kind in note}
+
+
+def assert_two_servers_sample_what_one_does(two: Path, one: Path) -> None:
+    """Same weights, same seeds: same tokens and log-probs. And every hand-over gives both the same weights."""
+    assert notes(two, "rollouts")[1] == notes(one, "rollouts")[1]
+    servers = notes(two, "servers")
+    assert len(servers) >= 3
+    assert servers[0][0]["weights"] == notes(one, "servers")[0][0]["weights"]
+    for first, second in servers.values():
+        assert first["weights"] == second["weights"]
+    assert len({first["weights"] for first, _ in servers.values()}) == len(servers), "a step left the weights alone"
+    assert all(server["has_generated"] for server in servers[1])
+
+
 def test_sc_has_the_metrics_of_the_local_trainer(folder, undisturbed):
     assert len(steps(undisturbed)) == 8
     code, output = finish(start(folder, "local", "sc", "sc_local", "trainer.total_training_steps=7"))
@@ -132,6 +156,13 @@ def test_sc_has_the_metrics_of_the_local_trainer(folder, undisturbed):
     assert_parity(undisturbed, folder / "sc_local")
     products = {path.name for path in undisturbed.iterdir()}
     assert products == {"metrics.parquet", "timing.parquet", "config.yaml", "run.json", "state"}
+
+
+def test_two_ranks_with_two_servers_make_the_run_of_one(folder, undisturbed):
+    code, output = finish(start(folder, "verl", "sc", "two", "trainer.n_gpus_per_node=2"))
+    assert code == 0, output
+    assert_parity(folder / "two", undisturbed)
+    assert_two_servers_sample_what_one_does(folder / "two", undisturbed)
 
 
 def test_grpo_has_the_metrics_of_the_local_trainer(folder):

@@ -1,9 +1,11 @@
 """One training run with rewards that follow from the texts, so that a model that knows nothing still learns.
 
 `python verl_loop_program.py TRAINER ARM FOLDER RUN_DIR [key=value …]` trains the model in FOLDER; `save` as TRAINER
-writes that model instead.
+writes that model instead. With `verl`, RUN_DIR.notes gets a line of JSON for each step's rollouts, and one for what the
+rollout servers hold after each hand-over of the weights.
 """
 
+import hashlib
 import json
 import sys
 import warnings
@@ -63,6 +65,35 @@ def save_model(folder: Path) -> None:
     (folder / "w8a8.json").write_text(json.dumps({"quantization_config": W8A8}))
 
 
+def noting(trainer: type, notes: Path) -> type:
+    """A VerlTrainer that writes down what its servers sampled and what weights they hold."""
+    import ray
+
+    def note(**values: object) -> None:
+        with notes.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    class Noting(trainer):
+        def _update(self, rollouts, gains, step):
+            note(step=step, rollouts=[[r.token_ids.tolist(), r.logprobs.tolist()] for r in rollouts])
+            return super()._update(rollouts, gains, step)
+
+        def _sync(self, step):
+            super()._sync(step)
+            servers = self._ray.llm_server_manager.server_handles
+            note(step=step, servers=ray.get([server.__ray_call__.remote(held) for server in servers]))
+
+    return Noting
+
+
+def held(server) -> dict[str, object]:
+    """Runs inside a local rollout server: a digest of its engine's weights, and whether it has generated anything."""
+    digest = hashlib.sha256()
+    for _, tensor in sorted(server._engine._weights._targets.items()):
+        digest.update(tensor.cpu().float().contiguous().numpy().tobytes())
+    return {"weights": digest.hexdigest(), "has_generated": bool(server._engine._records)}
+
+
 def main() -> None:
     trainer, arm, folder, run_dir, *overrides = sys.argv[1:]
     if trainer == "save":
@@ -71,11 +102,13 @@ def main() -> None:
     stage = TrainStage.of(settings)
     if trainer == "verl":
         from score_centering.training.verl import trainer as module
+
+        module.VerlTrainer = noting(module.VerlTrainer, Path(f"{run_dir}.notes"))
     else:
         from score_centering.training import local as module
     module.Scorer = TextScorer
     inputs = Inputs(PROBLEMS, PROBLEMS, Path(folder), Path(folder) / "w8a8.json")
-    with open_run(run_dir, make_identity("test", arm, 0, stage.identity(), "cpu", 1)) as run:
+    with open_run(run_dir, make_identity("test", arm, 0, stage.identity(), stage.runtime.device, 1)) as run:
         module.train(run, stage, arm, 0, inputs)
     return None
 
