@@ -14,7 +14,10 @@ from collections.abc import Callable
 
 import torch
 
-PACKAGES = ("torch", "triton", "numpy", "transformers", "compressed-tensors", "liger-kernel", "vllm")
+PACKAGES = (
+    *("torch", "triton", "numpy", "transformers", "compressed-tensors", "liger-kernel", "flash-linear-attention"),
+    *("vllm", "verl"),
+)
 
 Goal = tuple[float, float] | tuple[float, float, str]
 

@@ -111,6 +111,7 @@ RUN_BY = {
     "pytest tests/unit/runs": SUITE,
     "pytest tests/workflow/test_trainer_faults.py": SUITE,
     "pytest tests/workflow/test_resume.py": SUITE,
+    "pytest tests/gpu/test_two_gpus_gpu.py": GPU,
     "python benchmarks/dataset.py": LONG,
     "python benchmarks/reward.py": LONG,
     "python benchmarks/engine.py": LONG,
@@ -118,6 +119,7 @@ RUN_BY = {
     "python benchmarks/objective.py": LONG,
     "python benchmarks/requantise.py --device cuda": GPU,
     "python benchmarks/routing.py": LONG,
+    "python benchmarks/scaling.py --device cuda": GPU,
     "python benchmarks/transport.py": LONG,
 }
 
