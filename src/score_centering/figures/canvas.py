@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import matplotlib.style
@@ -82,6 +83,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
+@cache
 def text_width(text: str, size: float = FONT) -> float:
     """Width of one line in points."""
     return float(TextPath((0, 0), text, size=size, prop=FontProperties(family="DejaVu Sans")).get_extents().width)

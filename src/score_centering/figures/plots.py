@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
@@ -24,6 +25,8 @@ from score_centering.figures.colours import readable_on_white
 from score_centering.figures.experiment import Experiment
 from score_centering.figures.numerals import power_of_ten
 from score_centering.figures.series import Band, across_seeds, trailing_mean
+
+HEAD_LENGTH, HEAD_HALF_WIDTH = 3.0, 1.6  # of an arrowhead along a path, in pixels of a figure at 100 dpi
 
 STEP_LABEL = "Step (optimiser updates)"
 REWARD_LABEL = "Mean reward (0 to 1)"
@@ -337,27 +340,29 @@ def _directed_path(axes: Axes, x: np.ndarray, y: np.ndarray, look: ArmStyle) -> 
         axes.text(0.5, 0.5, "K3 not measured", ha="center", va="center", transform=axes.transAxes)
         return
     axes.plot(x, y, color=look.colour, linewidth=1.1, zorder=3)
-    shown = axes.transData.transform(np.column_stack([x, y]))
-    for arrow in _arrows(shown):
-        start, tip = axes.transData.inverted().transform(arrow)
-        axes.annotate(
-            "", xy=tuple(tip), xytext=tuple(start),
-            arrowprops={"arrowstyle": "-|>,head_length=0.32,head_width=0.17", "color": look.colour, "linewidth": 0.4,
-                        "shrinkA": 0, "shrinkB": 0},
-            zorder=4,
-        )  # fmt: skip
+    back_to_data = axes.transData.inverted().transform
+    heads = [back_to_data(head) for head in _arrowheads(axes.transData.transform(np.array([x, y]).T))]
+    axes.add_collection(PolyCollection(heads, color=look.colour, linewidth=0.4, zorder=4), autolim=False)
     axes.plot(x[0], y[0], "o", color="white", markeredgecolor=look.colour, markersize=4.5, zorder=5, clip_on=False)
     axes.plot(x[-1], y[-1], "o", color=look.colour, markersize=4.5, zorder=6, clip_on=False)
 
 
-def _arrows(points: np.ndarray, spacing: float = 34.0, length: float = 6.0) -> list[np.ndarray]:
-    """Short arrows along a polyline (N, 2) in pixels, one every `spacing` pixels: [start, tip] (2, 2) each."""
+def _arrowheads(points: np.ndarray, spacing: float = 34.0) -> list[np.ndarray]:
+    """Triangles (3, 2) along a polyline (N, 2), one every `spacing`, none where it turns back on itself; in pixels."""
     distance = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(points, axis=0).T))])
 
-    def at(length_along: float) -> np.ndarray:
-        return np.array([np.interp(length_along, distance, points[:, axis]) for axis in (0, 1)])
+    def at(along: float) -> np.ndarray:
+        return np.array([np.interp(along, distance, points[:, axis]) for axis in (0, 1)])
 
-    return [np.stack([at(tip - length), at(tip)]) for tip in np.arange(spacing, distance[-1] - length, spacing)]
+    heads = []
+    for along in np.arange(spacing, distance[-1] - HEAD_LENGTH, spacing):
+        tip = at(along)
+        way = tip - at(along - 2 * HEAD_LENGTH)
+        if way.any():
+            ahead = way / np.hypot(*way)
+            base, aside = tip - HEAD_LENGTH * ahead, HEAD_HALF_WIDTH * ahead[::-1] * (1, -1)
+            heads.append(np.array([tip, base + aside, base - aside]))
+    return heads
 
 
 def _three_digits(value: float) -> str:

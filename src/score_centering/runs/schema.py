@@ -152,7 +152,8 @@ def _load(path: Path) -> tuple[pa.Table, dict[str, str]]:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
-        table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read()
         names = table.column_names
         metadata = table.schema.metadata or {}
         return table.rename_columns(names).replace_schema_metadata(metadata), {
