@@ -21,7 +21,10 @@ PANELS = {
     "INT8, lr 1e-5": ["s-adamw1e-5-bf16", "s-int8only-adamw1e-5-grpo", "s-int8only-adamw1e-5-sc"],
     "INT8, lr 3e-5": ["s-adamw3e-5-bf16", "s-int8only-adamw3e-5-grpo", "s-int8only-adamw3e-5-sc"],
 }
-SEEDS = (1, 2, 3)
+CONFIRMED = {
+    "INT8, lr 3e-5, seeds 1-3": [[f"c-{arm}-seed{seed}" for seed in (1, 2, 3)] for arm in ARMS],
+    "INT8, lr 1e-5, seeds 4-6": [[f"h-{arm}-seed{seed}" for seed in (4, 5, 6)] for arm in ARMS],
+}
 
 
 def curve(curves: pd.DataFrame, run: str, column: str) -> tuple[np.ndarray, np.ndarray]:
@@ -51,7 +54,7 @@ def draw(curves: pd.DataFrame, panels: dict[str, Sequence[Sequence[str]]], width
                 axes.set_yscale("log")
                 axes.set_xlabel("training step")
             else:
-                axes.set_ylim(0, 0.45)
+                axes.set_ylim(0, 0.5)
                 axes.set_title(title, loc="left")
             if column == len(panels) - 1:
                 label_ends(axes, labels)
@@ -63,10 +66,9 @@ def draw(curves: pd.DataFrame, panels: dict[str, Sequence[Sequence[str]]], width
 def main(output: Path = FOLDER) -> None:
     curves = pd.read_parquet(FOLDER / "curves.parquet")
     scanned = {title: [[run] for run in runs] for title, runs in PANELS.items()}
-    confirmed = {"INT8, lr 3e-5, seeds 1-3": [[f"c-{arm}-seed{seed}" for seed in SEEDS] for arm in ARMS]}
     with drawing():
         save(draw(curves, scanned, TWO_COLUMNS), output / "scan")
-        save(draw(curves, confirmed, 3.8), output / "confirm")
+        save(draw(curves, CONFIRMED, TWO_COLUMNS), output / "confirm")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ RUN_BY = {
     "python workflow/scripts/train.py --baseline sc_icepop --smoke --print-config": HERE,
     "python workflow/scripts/train.py --baseline sc runtime.device=cuda runtime.threads=8 "
     "trainer.total_training_steps=30 trainer.test_freq=10 trainer.save_freq=10": GPU,
-    "python workflow/scripts/train.py --baseline sc --seed 1 --configfile config/smol.yaml": GPU,
+    "python workflow/scripts/train.py --baseline sc --seed 4 --configfile config/smol.yaml": GPU,
     "python docs/results/scan/draw.py": "tests/unit/figures/test_scan.py::test_the_figures_of_the_search_are_drawn",
     "python workflow/scripts/train.py --baseline sc --smoke trainer.name=verl": (
         VERL + "test_sc_has_the_metrics_of_the_local_trainer"
