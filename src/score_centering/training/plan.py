@@ -155,11 +155,12 @@ class Planner:
         return Phase("backward", held | backward), Phase("optimiser step", held | step)
 
     def _verl(self, arm: Settings, engine: Mapping[str, int]) -> tuple[Phase, ...]:
-        """FSDP2 with gradient checkpointing; the engine sleeps during the update. Both are verl's defaults."""
+        """FSDP2 with gradient checkpointing; vLLM sleeps during the update, the local engine keeps its memory."""
         gpus = arm.trainer.nnodes * arm.trainer.n_gpus_per_node
         actor = arm.actor_rollout_ref.actor
         weights, adam = 4 * self.parameters // gpus, 8 * self.parameters // gpus
         layer = (self.parameters - self.root) // self.config.num_hidden_layers
+        awake = {} if arm.actor_rollout_ref.rollout.name == "vllm" else engine
         rows, length = actor.ppo_micro_batch_size_per_gpu, _longest(arm)
         update = {
             "weights, FP32": weights,
@@ -169,6 +170,7 @@ class Planner:
             "forward and backward": self._pass(rows, length, verl=True),
             "loss": self._loss(rows * arm.data.max_response_length),
             "CUDA contexts, and the engine's graphs": 3 * CUDA_CONTEXT,
+            **awake,
         }
         rollout = {
             "weights, FP32": 0 if actor.fsdp_config.param_offload else weights,
@@ -176,7 +178,8 @@ class Planner:
             "CUDA contexts": 2 * CUDA_CONTEXT,
             **engine,
         }
-        step = {name: update[name] for name in STATE} | {"AdamW's step": weights, "CUDA contexts": 3 * CUDA_CONTEXT}
+        stepping = {"AdamW's step": weights, "CUDA contexts": 3 * CUDA_CONTEXT}
+        step = {name: update[name] for name in STATE} | stepping | awake
         return Phase("update", update), Phase("optimiser step", step), Phase("rollout", rollout)
 
     def _pass(self, rows: int, length: int, verl: bool) -> int:

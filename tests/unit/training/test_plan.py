@@ -79,6 +79,16 @@ def test_offloading_leaves_the_rollouts_more_room(nine_billion):
     assert offloaded.phases[0] == memory.phases[0], "verl brings both back for the update"
 
 
+def test_an_engine_that_can_not_sleep_is_held_during_the_update_too(nine_billion):
+    planner, arm = nine_billion
+    asleep = planner.memory(arm)
+    awake = planner.memory(load_settings(FILES, ["actor_rollout_ref.rollout.name=local"], arm="sc"))
+    engine = {name: size for name, size in awake.phases[-1].held.items() if name.startswith("rollout engine: ")}
+    assert sum(engine.values()) > planner.parameters
+    for with_engine, without in zip(awake.phases[:2], asleep.phases[:2], strict=True):
+        assert with_engine.total - without.total == sum(engine.values())
+
+
 def test_the_engine_holds_what_it_says():
     settings, config = settings_of(CASE), Qwen3_5TextConfig(**SHAPE)
     held = Planner(config, "cpu").memory(settings).phases[0].held

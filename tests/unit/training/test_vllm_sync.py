@@ -9,7 +9,13 @@ from transformers.models.qwen3_5 import Qwen3_5ForConditionalGeneration, Qwen3_5
 
 from score_centering.precision import quantise_weight
 from score_centering.precision.names import multimodal_config, multimodal_name, text_name, text_part
-from score_centering.training.verl.vllm_sync import Sync, engine_arguments, engine_overrides, engine_parameter
+from score_centering.training.verl.vllm_sync import (
+    Sync,
+    engine_arguments,
+    engine_overrides,
+    engine_parameter,
+    flat_caches,
+)
 
 TEXT = Qwen3_5TextConfig(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -129,3 +135,11 @@ def test_a_missing_a_repeated_and_an_unknown_parameter_are_refused():
         list(sync.bucket([("model.embed_tokens.weight", given["model.embed_tokens.weight"])]))
     with pytest.raises(ValueError, match=r"^weight sync: model\.other is no parameter of this model"):
         list(sync.bucket([("model.other", torch.zeros(1))]))
+
+
+def test_caches_of_gated_linear_attention_are_listed_one_by_one():
+    attention, convolution, state = (torch.ones(2) for _ in range(3))
+    flat = flat_caches([[convolution, state], attention])
+    for cache in flat:
+        cache.zero_()
+    assert len(flat) == 3 and not any(cache.any() for cache in (attention, convolution, state))

@@ -81,6 +81,8 @@ class VerlTrainer(RunLoop):
         self.generate = direct(self.servers)
 
     def _update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
+        """vLLM gives its memory back first, as `plan` counts; `_sync` wakes it. The local engine keeps its own."""
+        self._ray.checkpoint_manager.sleep_replicas()
         return self.updater.update(rollouts, gains, step)
 
     def _sync(self, step: int) -> None:

@@ -4,7 +4,7 @@ vLLM joins layers that read the same input into one parameter and takes their pa
 part came at all, or twice, so `Sync` counts them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,6 +103,12 @@ class Sync:
 def engine_overrides(w8a8_config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """vLLM's `quantization` and `hf_overrides` for the prepared W8A8 config.json."""
     return "compressed-tensors", {"quantization_config": dict(w8a8_config["quantization_config"])}
+
+
+def flat_caches(caches: Iterable[Tensor | Sequence[Tensor]]) -> list[Tensor]:
+    """The layers' caches of vLLM's model runner, one by one: full attention has one, gated linear attention a list of
+    two (convolution and recurrent state)."""
+    return [tensor for cache in caches for tensor in ([cache] if isinstance(cache, Tensor) else cache)]
 
 
 def engine_arguments(architecture: str) -> dict[str, Any]:

@@ -9,11 +9,20 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from score_centering.settings.inputs import read_json
-from score_centering.training.verl.vllm_sync import Sync
+from score_centering.training.verl.vllm_sync import Sync, flat_caches
 
 
 class WorkerExtension(vLLMColocateWorkerExtension):
     """verl's extension with another weight sync, INT8 or BF16: through vLLM's layerwise reload."""
+
+    def monkey_patch_model(self, vocab_size: int) -> None:
+        """Called once, when the engine is up: verl's, and a model runner whose caches can be woken.
+
+        After a sleep vLLM zeroes an INT4 model's caches one by one and takes each for a tensor (0.25.0,
+        `init_fp8_kv_scales`, which alone reads that list); a layer of gated linear attention has a list of two.
+        """
+        super().monkey_patch_model(vocab_size)
+        self.model_runner.kv_caches[:] = flat_caches(self.model_runner.kv_caches)
 
     def update_weights_from_ipc(
         self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = False
