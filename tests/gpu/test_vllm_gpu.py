@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 from score_centering.precision import listed_linears, requantise
 from score_centering.rollout import Sampling, validate_all
 from score_centering.rollout.vllm import VllmEngine
+from score_centering.settings import UserError
 from score_centering.validation.repeatability import compare_repeats, poison_freed_memory
 
 pytestmark = [
@@ -41,7 +42,7 @@ W8A8 = {
         }
     },
 }
-PROMPTS = [np.random.default_rng(0).integers(3, 512, length).tolist() for length in (1, 2, 40, 27, 64, 63, 5, 33)]
+PROMPTS = [np.random.default_rng(0).integers(3, 512, length).tolist() for length in (2, 3, 40, 27, 64, 63, 5, 33)]
 GREEDY, SAMPLED = (Sampling(1.0, 32, greedy, (2,)) for greedy in (True, False))
 
 
@@ -91,6 +92,14 @@ def test_a_sync_under_captured_graphs_equals_a_fresh_engine_to_the_last_bit(fold
         np.testing.assert_array_equal(a.logprobs, b.logprobs)
         np.testing.assert_array_equal(a.candidate_logprobs, b.candidate_logprobs)
     assert any(not np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, after, strict=True))
+
+
+def test_a_prompt_of_one_token_is_refused(folder):
+    engine = start(folder)
+    engine.sync(weights(0), 0)
+    with pytest.raises(UserError, match=r"^rollout engine vllm: prompt 0 has 1 token"):
+        engine.generate([[5]], 1, GREEDY, 0, 0)
+    engine.close()
 
 
 def test_same_seeds_repeat_while_freed_memory_holds_nan(folder):

@@ -6,6 +6,10 @@ vLLM returns up to K + 1 log-probs a position in flat lists: the sampled token's
 On CUDA a sync hands the checkpoint-format tensors to `reload_weights`. On the CPU build that call gives NaN for a W8A8
 model, so there a sync writes the weights to a folder and starts the engine again. vLLM 0.25.0 runs the text model of
 Qwen3.5 inside its multimodal class only: on CUDA its configuration and names are those of that class.
+
+vLLM 0.25.0 takes every query of one token for decoding (`gdn_attn.py`), so gated linear attention that reads a prompt's
+first token alone goes on from the state that an earlier request left in that memory. Prompts are therefore read whole,
+without chunked prefill, and a prompt of one token is refused.
 """
 
 import gc
@@ -116,6 +120,7 @@ class VllmEngine(StreamEngine):
             "max_logprobs": max_logprobs,
             "logprobs_mode": "processed_logprobs",
             "enable_prefix_caching": False,
+            "enable_chunked_prefill": False,
             "disable_log_stats": True,
         }
         if device == "cuda":
@@ -163,6 +168,7 @@ class VllmEngine(StreamEngine):
             )
         if not prompts:
             return []
+        check_prompts(prompts, self._config)
         outputs = self._engine.generate(
             [{"prompt_token_ids": list(prompts[i])} for i in owner],
             [sampling_parameters(sampling, request_seed(number), top_logprobs) for number in stream.tolist()],
@@ -225,13 +231,33 @@ def check_cpu_kernels(path: Path) -> None:
     Raises:
         UserError: naming the file, the head size and the allowed ones.
     """
-    config = json.loads(path.read_text())
-    size = config.get("text_config", config).get("linear_key_head_dim")
+    size = linear_head_size(json.loads(path.read_text()))
     if size is not None and size not in CPU_LINEAR_HEAD_SIZES:
         raise UserError(
             f"rollout engine vllm: linear attention heads of size {size} ({path}) have no kernel in vLLM's CPU build, "
             f"which has {' and '.join(map(str, CPU_LINEAR_HEAD_SIZES))}; use the local engine"
         )
+
+
+def linear_head_size(config: Mapping[str, Any]) -> int | None:
+    """Size of the heads of gated linear attention in a model's config.json; None where it has none."""
+    return config.get("text_config", config).get("linear_key_head_dim")
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], config: Mapping[str, Any]) -> None:
+    """Refuses a prompt of one token for a model with gated linear attention; see the top of this file.
+
+    Raises:
+        UserError: naming the prompt and the reason.
+    """
+    if linear_head_size(config) is None:
+        return
+    for i, prompt in enumerate(prompts):
+        if len(prompt) < 2:
+            raise UserError(
+                f"rollout engine vllm: prompt {i} has {len(prompt)} token; a model with gated linear attention needs 2 "
+                "or more, because vLLM takes a single one for decoding and goes on from another request's state"
+            )
 
 
 def request_seed(stream: int) -> int:

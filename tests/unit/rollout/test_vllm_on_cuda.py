@@ -6,12 +6,13 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig
 
 from score_centering.precision import listed_linears
-from score_centering.rollout.vllm import VllmEngine
+from score_centering.rollout import Sampling
+from score_centering.rollout.vllm import VllmEngine, check_prompts
 from score_centering.rollout.vllm_plugin import FAST_ROTATION, choose_rotation
-from score_centering.settings import load_settings
+from score_centering.settings import UserError, load_settings
 from score_centering.settings.stages import ValidationStage
 from score_centering.validation.measure import BF16, INT8, INT8_INT4KV
 from score_centering.validation.stage import vllm_engine
@@ -36,9 +37,17 @@ def test_the_text_model_runs_inside_the_multimodal_class(tmp_path):
     expected = {
         "language_model_only": True, "gdn_prefill_backend": "triton", "linear_backend": "triton",
         "attention_backend": "TRITON_ATTN", "kv_cache_dtype": "int4_per_token_head", "max_logprobs": 128,
-        "logprobs_mode": "processed_logprobs",
+        "logprobs_mode": "processed_logprobs", "enable_chunked_prefill": False,
     }  # fmt: skip
     assert made._arguments | expected == made._arguments
+
+
+def test_linear_attention_that_would_go_on_from_another_request_s_state_is_refused(tmp_path):
+    made = engine(tmp_path)
+    made._engine = SimpleNamespace()
+    with pytest.raises(UserError, match=r"^rollout engine vllm: prompt 1 has 1 token; a model with gated linear"):
+        made.generate([[5, 6], [7]], 2, Sampling(1.0, 4, False, ()), 0, 0)
+    check_prompts([[7]], LlamaConfig().to_dict())
 
 
 def test_weights_get_that_class_s_names_and_a_tied_tensor_goes_once(tmp_path):

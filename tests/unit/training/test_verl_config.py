@@ -62,6 +62,8 @@ def test_the_golden_file_is_the_published_recipe():
     assert rollout["quantization_config_file"] == "results/b200/model/w8a8/config.json"
     engine = rollout["engine_kwargs"]["vllm"]
     assert (engine["kv_cache_dtype"], engine["max_logprobs"]) == ("int4_per_token_head", 128)
+    assert not rollout["enable_chunked_prefill"] and not rollout["enable_prefix_caching"]
+    assert rollout["max_num_batched_tokens"] == rollout["max_model_len"] == 10240
     assert (rollout["logprobs_mode"], rollout["val_kwargs"]["do_sample"]) == ("processed_logprobs", False)
 
 

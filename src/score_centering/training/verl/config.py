@@ -21,6 +21,7 @@ DEFAULTS = "trainer/config/_generated_ppo_trainer.yaml"
 LEGACY = ("reward_model", "custom_reward_function", "sandbox_fusion")  # verl's entry point drops them too
 PLUGIN = "score_centering.training.verl.plugin"
 AGENT_LOOP = "score_centering_single_turn"
+MIN_BATCHED_TOKENS = 8192  # verl's default: prompts that vLLM reads at once
 AGENT_LOOP_MANAGER = "score_centering.training.verl.agent_loop.Manager"
 
 
@@ -87,6 +88,7 @@ def _overlay(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8_co
     data, actor, rollout = stage.data, stage.actor_rollout_ref.actor, stage.actor_rollout_ref.rollout
     cuda = stage.runtime.device == "cuda"
     ranks = stage.trainer.nnodes * stage.trainer.n_gpus_per_node
+    longest = data.max_prompt_length + data.max_response_length
     return {
         "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": stage.algorithm.normalise == "std"},
         "data": {
@@ -130,7 +132,11 @@ def _overlay(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8_co
                 "temperature": rollout.temperature,
                 "dtype": rollout.dtype,
                 "tensor_model_parallel_size": 1,
-                "max_model_len": data.max_prompt_length + data.max_response_length,
+                "max_model_len": longest,
+                # Prompts are read whole: `rollout.vllm` tells why.
+                "enable_chunked_prefill": False,
+                "enable_prefix_caching": False,
+                "max_num_batched_tokens": max(MIN_BATCHED_TOKENS, longest),
                 "max_num_seqs": rollout.max_num_seqs,
                 "gpu_memory_utilization": rollout.gpu_memory_utilization,
                 "quantization": rollout.quantization,

@@ -21,7 +21,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from score_centering.precision.names import multimodal_config, needs_multimodal_class
-from score_centering.rollout.vllm import sampling_parameters, to_rollout
+from score_centering.rollout.vllm import check_prompts, sampling_parameters, to_rollout
 from score_centering.settings.inputs import read_json
 from score_centering.training.verl.capture import answer, sampling_of
 from score_centering.training.verl.vllm_sync import engine_arguments, engine_overrides
@@ -81,6 +81,7 @@ class Server(vLLMHttpServer):
         self, prompt_ids: Sequence[int], sampling_params: dict[str, Any], request_id: str, **_: Any
     ) -> TokenOutput:
         """One rollout with its capture record; a request without candidates asks for sampled log-probs only."""
+        check_prompts([prompt_ids], self._engine_config)
         candidates = sampling_params["top_logprobs"]
         parameters = sampling_parameters(sampling_of(sampling_params), sampling_params["seed"], candidates)
         parameters.output_kind = RequestOutputKind.FINAL_ONLY
