@@ -4,10 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from score_centering.objectives import build_objective
-from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.rollout import Rollout
 from score_centering.settings import load_settings
 from score_centering.settings.model import Actor, Optim
@@ -15,32 +13,12 @@ from score_centering.settings.stages import DriftStage
 from score_centering.training.drift import centering_settings, ways_to_center
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
-
-VOCABULARY = 40
-CONFIG = Qwen3_5TextConfig(
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    layer_types=["linear_attention", "full_attention"],
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=16,
-    linear_num_key_heads=1,
-    linear_num_value_heads=2,
-    linear_key_head_dim=16,
-    linear_value_head_dim=16,
-    tie_word_embeddings=True,
-)
+from tiny_model import VOCABULARY, tiny_model
 
 
 def expected_update(centering: bool, k: int, prompts: int = 3) -> float:
     """‖Σ_y q_y ∇ℓ_y‖ of one SGD step at `prompts` prefixes: every token y once, with the advantage V·q_y."""
-    torch.manual_seed(3)
-    net = Qwen3_5ForCausalLM(CONFIG)
-    for parameter in net.parameters():
-        parameter.data.mul_(3)
-    install_cpu_kernels(net)
+    net = tiny_model()
     rng = np.random.default_rng(0)
     rollouts, advantages = [], []
     for index in range(prompts):

@@ -5,34 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from score_centering.objectives import build_objective
-from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.rollout import Rollout
-from score_centering.rollout.candidates import round_logprobs
 from score_centering.settings import UserError
 from score_centering.settings.model import Actor, Optim
 from score_centering.training.batch import make_micro_batch
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
+from tiny_model import tiny_model, tiny_rollouts
 
-VOCABULARY, K = 40, 6
-CONFIG = Qwen3_5TextConfig(
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    layer_types=["linear_attention", "full_attention"],
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=16,
-    linear_num_key_heads=1,
-    linear_num_value_heads=2,
-    linear_key_head_dim=16,
-    linear_value_head_dim=16,
-    tie_word_embeddings=True,
-)
 ARMS = {
     "grpo": dict(policy_loss="ppo", centering=False, is_mode="none", loss_agg_mode="seq-mean-token-mean"),
     "sc": dict(policy_loss="score_centering", centering=True, is_mode="none", loss_agg_mode="token-mean"),
@@ -45,39 +27,6 @@ def objective(arm: str):
     return build_objective(
         arm, **ARMS[arm], tis_max=2.0, mis_min=0.5, mis_max=5.0, clip_ratio_low=0.2, clip_ratio_high=0.3
     )
-
-
-def model(dtype=torch.float32):
-    torch.manual_seed(3)
-    net = Qwen3_5ForCausalLM(CONFIG).to(dtype)
-    for parameter in net.parameters():
-        parameter.data.mul_(3)
-    install_cpu_kernels(net)
-    return net
-
-
-def rollouts(count: int = 6, seed: int = 0) -> list[Rollout]:
-    rng = np.random.default_rng(seed)
-    made = []
-    for index in range(count):
-        length = int(rng.integers(1, 9))
-        logits = rng.normal(size=(length, VOCABULARY)) * 2
-        logprobs = (logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)
-        tokens = np.array([rng.choice(VOCABULARY, p=np.exp(row) / np.exp(row).sum()) for row in logprobs], np.int32)
-        head = np.argsort(-logprobs, axis=1)[:, :K].astype(np.int32)
-        made.append(
-            Rollout(
-                prompt_index=index // 2,
-                sample_index=index % 2,
-                prompt_ids=rng.integers(0, VOCABULARY, size=int(rng.integers(2, 6))).astype(np.int32),
-                token_ids=tokens,
-                logprobs=np.take_along_axis(logprobs, tokens[:, None].astype(int), 1)[:, 0],
-                candidate_ids=head,
-                candidate_logprobs=round_logprobs(np.take_along_axis(logprobs, head.astype(int), 1)),
-                finish_reason="stop",
-            )
-        )
-    return made
 
 
 def updater(net, arm: str, **actor) -> Updater:
@@ -124,8 +73,8 @@ def _f(arm: str, r: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("micro", [64, 4, 1])
 def test_sgd_step_is_the_dense_gradient(arm, micro):
-    batch, advantages = rollouts(), torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 2.0])
-    reference, trained = model(), model()
+    batch, advantages = tiny_rollouts(), torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 2.0])
+    reference, trained = tiny_model(), tiny_model()
     dense_loss(reference, arm, batch, advantages).backward()
     metrics = updater(trained, arm, micro=micro).update(batch, advantages, step=1)
     for (name, before), after in zip(reference.named_parameters(), trained.parameters(), strict=True):
@@ -137,17 +86,17 @@ def test_sgd_step_is_the_dense_gradient(arm, micro):
 
 @pytest.mark.parametrize("arm", ["grpo", "sc"])
 def test_metrics_do_not_depend_on_the_split(arm):
-    batch, advantages = rollouts(), torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 2.0])
-    whole = updater(model(), arm).update(batch, advantages, step=1)
-    split = updater(model(), arm, micro=1).update(batch, advantages, step=1)
+    batch, advantages = tiny_rollouts(), torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 2.0])
+    whole = updater(tiny_model(), arm).update(batch, advantages, step=1)
+    split = updater(tiny_model(), arm, micro=1).update(batch, advantages, step=1)
     assert whole.keys() == split.keys()
     for name, value in whole.items():
         assert split[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 def test_k3_of_the_update_is_the_mean_over_generated_tokens():
-    batch = rollouts()
-    net = model()
+    batch = tiny_rollouts()
+    net = tiny_model()
     gaps = []
     for rollout in batch:
         ids = torch.tensor(np.concatenate([rollout.prompt_ids, rollout.token_ids]))[None].long()
@@ -155,26 +104,26 @@ def test_k3_of_the_update_is_the_mean_over_generated_tokens():
         y = torch.from_numpy(rollout.token_ids).long()
         gaps.append(logp.gather(1, y[:, None])[:, 0].detach() - torch.from_numpy(rollout.logprobs).double())
     d = torch.cat(gaps)
-    metrics = updater(model(), "grpo").update(batch, torch.zeros(6), step=1)
+    metrics = updater(tiny_model(), "grpo").update(batch, torch.zeros(6), step=1)
     assert metrics["k3_kl"] == pytest.approx((d.exp() - 1 - d).mean().item(), rel=1e-4)
     assert metrics["k1_kl"] == pytest.approx(-d.mean().item(), rel=1e-4)
 
 
 def test_one_update_leaves_the_clip_inert_and_two_use_it():
-    batch, advantages = rollouts(8), torch.tensor([3.0, -3.0] * 4)
-    assert updater(model(), "grpo").update(batch, advantages, step=1)["clip_share"] == 0
-    several = updater(model(), "grpo", mini_batches=2, ppo_epochs=2).update(batch, advantages, step=1)
+    batch, advantages = tiny_rollouts(8), torch.tensor([3.0, -3.0] * 4)
+    assert updater(tiny_model(), "grpo").update(batch, advantages, step=1)["clip_share"] == 0
+    several = updater(tiny_model(), "grpo", mini_batches=2, ppo_epochs=2).update(batch, advantages, step=1)
     assert several["clip_share"] > 0
-    once = updater(model(), "grpo").update(batch, advantages, step=1)
+    once = updater(tiny_model(), "grpo").update(batch, advantages, step=1)
     assert several["k3_kl"] == pytest.approx(once["k3_kl"], rel=1e-5), "K3 is that of the policy that was sampled"
 
 
 def test_records_are_never_changed_and_convert_twice_to_the_same_tensors():
-    batch = rollouts()
+    batch = tiny_rollouts()
     kept = [replace(r, logprobs=r.logprobs.copy(), candidate_logprobs=r.candidate_logprobs.copy()) for r in batch]
     tokens = sum(len(r.token_ids) for r in batch)
     first = make_micro_batch(batch, torch.ones(6), torch.ones(tokens), "cpu")
-    updater(model(), "sc_tis").update(batch, torch.ones(6), step=1)
+    updater(tiny_model(), "sc_tis").update(batch, torch.ones(6), step=1)
     second = make_micro_batch(batch, torch.ones(6), torch.ones(tokens), "cpu")
     for name in ("sampler_logprobs", "candidate_ids", "candidate_logprobs", "target_ids"):
         assert torch.equal(getattr(first.tokens, name), getattr(second.tokens, name))
@@ -184,8 +133,8 @@ def test_records_are_never_changed_and_convert_twice_to_the_same_tensors():
 
 
 def test_non_finite_gradient_stops_or_skips():
-    batch = rollouts()
-    broken = model()
+    batch = tiny_rollouts()
+    broken = tiny_model()
     broken.model.norm.weight.data.fill_(float("nan"))
     with pytest.raises(UserError, match=r"step 7: loss is nan.*trainer\.nonfinite: skip"):
         updater(broken, "sc").update(batch, torch.ones(6), step=7)

@@ -14,6 +14,7 @@ from score_centering.objectives import build_objective
 from score_centering.settings.model import Actor, Optim
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
+from tiny_model import CONFIG, tiny_model, tiny_rollouts
 
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed (requirements/test.lock has it)", allow_module_level=True)
@@ -53,9 +54,6 @@ def load(name: str):
     return module
 
 
-UPDATE = load("test_update")  # its model and rollouts
-
-
 def objective(arm: str):
     limits = dict(tis_max=2.0, mis_min=0.5, mis_max=5.0, clip_ratio_low=0.2, clip_ratio_high=0.3)
     return build_objective(arm, **ARMS[arm], **limits)
@@ -86,16 +84,16 @@ def write_case(
     folder: Path, arms: dict[str, tuple], layouts: tuple[str, ...], param_dtype: str = "fp32", tied: bool = True
 ) -> None:
     """tied: one tensor for embedding and LM head."""
-    config = copy.deepcopy(UPDATE.CONFIG)
+    config = copy.deepcopy(CONFIG)
     config.tie_word_embeddings = tied
     net = Qwen3_5ForCausalLM(config)
-    net.load_state_dict(UPDATE.model().state_dict())
+    net.load_state_dict(tiny_model().state_dict())
     net.save_pretrained(folder / "model")
     case = {
         "arms": arms,
         "layouts": layouts,
         "param_dtype": param_dtype,
-        "rollouts": UPDATE.rollouts(len(ADVANTAGES)),
+        "rollouts": tiny_rollouts(len(ADVANTAGES)),
         "advantages": torch.tensor(ADVANTAGES),
     }
     torch.save(case, folder / "case.pt")
@@ -110,12 +108,12 @@ def one_rank(tmp_path_factory) -> dict:
 
 def local_update(arm: str) -> tuple[dict, dict]:
     """Gradient and metrics of the local trainer."""
-    net = UPDATE.model()
+    net = tiny_model()
     before = {name: value.detach().clone() for name, value in net.named_parameters()}
     goal, settings = cases(64)[arm]
     actor = settings.actor_rollout_ref.actor
     updater = Updater(net, MasterWeights(net, actor.optim), goal, actor, 1.0, "stop")
-    metrics = updater.update(UPDATE.rollouts(len(ADVANTAGES)), torch.tensor(ADVANTAGES), step=1)
+    metrics = updater.update(tiny_rollouts(len(ADVANTAGES)), torch.tensor(ADVANTAGES), step=1)
     return {name: before[name] - value.detach() for name, value in net.named_parameters()}, metrics
 
 
