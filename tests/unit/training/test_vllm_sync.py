@@ -1,6 +1,7 @@
 """Names, requantising and completeness of a weight sync to vLLM, from models without storage."""
 
 import json
+from argparse import Namespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from score_centering.training.verl.vllm_sync import (
     engine_overrides,
     engine_parameter,
     flat_caches,
+    set_switches,
 )
 
 TEXT = Qwen3_5TextConfig(
@@ -143,3 +145,9 @@ def test_caches_of_gated_linear_attention_are_listed_one_by_one():
     for cache in flat:
         cache.zero_()
     assert len(flat) == 3 and not any(cache.any() for cache in (attention, convolution, state))
+
+
+def test_a_switch_that_is_off_reaches_the_engine():
+    args = Namespace(enable_chunked_prefill=None, enable_prefix_caching=None, seed=1)
+    set_switches(args, Namespace(enable_chunked_prefill=False, enable_prefix_caching=False, seed=2))
+    assert vars(args) == {"enable_chunked_prefill": False, "enable_prefix_caching": False, "seed": 1}

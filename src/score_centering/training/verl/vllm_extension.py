@@ -24,7 +24,7 @@ from score_centering.precision.names import multimodal_config, needs_multimodal_
 from score_centering.rollout.vllm import check_prompts, sampling_parameters, to_rollout
 from score_centering.settings.inputs import read_json
 from score_centering.training.verl.capture import answer, sampling_of
-from score_centering.training.verl.vllm_sync import engine_arguments, engine_overrides
+from score_centering.training.verl.vllm_sync import engine_arguments, engine_overrides, set_switches
 
 NO_PORT = 0
 WORKER = "score_centering.training.verl.vllm_worker.WorkerExtension"
@@ -67,6 +67,7 @@ class Server(vLLMHttpServer):
 
     async def run_server(self, args: Namespace) -> None:
         """verl's, without its HTTP application: agent loops call the actor, nothing listens on a port."""
+        set_switches(args, self.config)
         engine_args = AsyncEngineArgs.from_cli_args(args)
         config = engine_args.create_engine_config(usage_context=UsageContext.LLM_CLASS)
         config.parallel_config.data_parallel_master_port = self._dp_master_port

@@ -4,6 +4,7 @@ vLLM joins layers that read the same input into one parameter and takes their pa
 part came at all, or twice, so `Sync` counts them.
 """
 
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ JOINED = {
     "linear_attn.in_proj_b": ("linear_attn.in_proj_ba", "0"),
     "linear_attn.in_proj_a": ("linear_attn.in_proj_ba", "1"),
 }
+SWITCHES = ("enable_chunked_prefill", "enable_prefix_caching")
 
 
 def engine_parameter(name: str) -> tuple[str, str]:
@@ -109,6 +111,13 @@ def flat_caches(caches: Iterable[Tensor | Sequence[Tensor]]) -> list[Tensor]:
     """The layers' caches of vLLM's model runner, one by one: full attention has one, gated linear attention a list of
     two (convolution and recurrent state)."""
     return [tensor for cache in caches for tensor in ([cache] if isinstance(cache, Tensor) else cache)]
+
+
+def set_switches(args: Namespace, config: Any) -> None:
+    """Sets vLLM's arguments to what verl's rollout configuration says of them; verl's command line for vLLM leaves a
+    False out, and vLLM's own default for chunked prefill is True."""
+    for name in SWITCHES:
+        setattr(args, name, getattr(config, name))
 
 
 def engine_arguments(architecture: str) -> dict[str, Any]:
