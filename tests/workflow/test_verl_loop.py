@@ -165,6 +165,17 @@ def test_two_ranks_with_two_servers_make_the_run_of_one(folder, undisturbed):
     assert_two_servers_sample_what_one_does(folder / "two", undisturbed)
 
 
+def test_through_the_gateway_a_run_is_the_same_to_the_last_bit(folder, undisturbed):
+    run, overrides = folder / "gateway", ("trainer.total_training_steps=4", "trainer.save_freq=-1")
+    way = "actor_rollout_ref.rollout.transport=gateway"
+    code, output = finish(start(folder, "verl", "sc", run.name, way, *overrides))
+    assert code == 0, output
+    for kind, first in (("rollouts", 1), ("servers", 0)):
+        assert notes(run, kind) == {step: notes(undisturbed, kind)[step] for step in range(first, 5)}
+    through, straight = ([record["metrics"] for record in steps(path)[:5]] for path in (run, undisturbed))
+    assert len(through) == 5 and through == straight
+
+
 def test_grpo_has_the_metrics_of_the_local_trainer(folder):
     code, output = finish(start(folder, "verl", "grpo", "grpo"))
     assert code == 0, output
