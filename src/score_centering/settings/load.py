@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from score_centering.settings.errors import UserError
@@ -123,6 +121,9 @@ def interpolate(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not _has_interpolation(config):
         return dict(config)
+    from omegaconf import OmegaConf  # slow to import, and the settings of a stage hold no reference
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         return OmegaConf.to_container(OmegaConf.create(dict(config)), resolve=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
