@@ -9,10 +9,12 @@ from pathlib import Path
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
+from score_centering.figures import typeface
 from score_centering.figures.series import spread
 
 ONE_COLUMN = 3.5  # inches
@@ -21,7 +23,7 @@ FONT = 7.0  # points, at the size the figure is printed
 FORMATS = ("png", "svg", "pdf")
 
 STYLE = {
-    "font.family": "DejaVu Sans",  # comes with Matplotlib
+    "font.family": typeface.FAMILIES,
     "font.size": FONT,
     "axes.labelsize": FONT,
     "axes.titlesize": FONT,
@@ -56,6 +58,7 @@ STYLE = {
     "svg.fonttype": "path",  # looks the same whatever fonts the reader has
     "svg.hashsalt": "score-centering",
     "pdf.fonttype": 42,
+    "ps.fonttype": 42,  # Matplotlib 3.11 cuts the fonts of a PDF as this one needs it
     "axes.unicode_minus": True,
 }
 
@@ -65,6 +68,8 @@ NO_METADATA = {
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
+
+typeface.use()
 
 
 @contextmanager
@@ -86,7 +91,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 @cache
 def text_width(text: str, size: float = FONT) -> float:
     """Width of one line in points."""
-    return float(TextPath((0, 0), text, size=size, prop=FontProperties(family="DejaVu Sans")).get_extents().width)
+    return float(TextPath((0, 0), text, size=size, prop=FontProperties(family=typeface.FAMILIES)).get_extents().width)
 
 
 def label_margin(labels: Sequence[str]) -> float:
@@ -135,28 +140,20 @@ class EndLabel:
 def label_ends(axes: Axes, labels: Sequence[EndLabel]) -> None:
     """Writes each label right of the axes, level with its curve's end, moved apart where they would overlap.
 
-    Call it last: it reads the axes' limits. A thin line leads from the curve's end to its label.
+    Call it last: it reads the axes' limits. A thin line leads from 1.5 points off the curve's end to 3 off its label.
     """
-    height = axes.get_position().height * axes.figure.get_figheight() * 72.0  # points
+    width, height = axes.get_position().size * axes.figure.get_size_inches() * 72.0  # points
     ends = [axes.transAxes.inverted().transform(axes.transData.transform((label.x, label.y))) for label in labels]
     heights = spread([y for _, y in ends], gap=1.3 * FONT / height, low=0.0, high=1.0)
-    for label, (x, y), moved in zip(labels, ends, heights, strict=True):
-        axes.annotate(
-            label.text,
-            xy=(x, y),
-            xytext=(1.0 + 9.0 / (axes.get_position().width * axes.figure.get_figwidth() * 72.0), moved),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            color=label.colour,
-            va="center",
-            ha="left",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": label.colour,
-                "linewidth": 0.5,
-                "shrinkA": 1.0,
-                "shrinkB": 1.5,
-                "relpos": (0.0, 0.5),
-            },
-        )
+    leaders = []
+    for label, end, moved in zip(labels, ends, heights, strict=True):
+        axes.text(1.0 + 9.0 / width, moved, label.text, color=label.colour, va="center", transform=axes.transAxes)
+        start, stop = end * (width, height), np.array([width + 6.0, moved * height])
+        start += 1.5 * (stop - start) / np.hypot(*(stop - start))
+        leaders.append(np.array([start, stop]) / (width, height))
+    axes.add_collection(
+        LineCollection(
+            leaders, colors=[label.colour for label in labels], linewidths=0.5, transform=axes.transAxes, clip_on=False
+        ),
+        autolim=False,
+    )

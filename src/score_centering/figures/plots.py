@@ -109,7 +109,7 @@ def reward_vs_k3(experiment: Experiment) -> Figure:
         floor = log_floor(every_k3)
         log_axis(axes.xaxis, floor, every_k3)
         padded_limits(axes, np.concatenate([y for _, y in paths.values()]))
-        axes.set_title(look.label, color=readable_on_white(look.colour), loc="left", fontweight="bold", pad=3.0)
+        axes.set_title(look.label, color=readable_on_white(look.colour), loc="left", fontweight="bold", pad=3.0, y=1.0)
         for other, (x, y) in shown.items():
             if other != arm:
                 axes.plot(np.maximum(x, floor), y, color="#d4d4d4", linewidth=0.8, zorder=1)

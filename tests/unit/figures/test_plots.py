@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import combinations
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
@@ -16,6 +18,7 @@ from score_centering.figures.canvas import drawing, save
 from score_centering.figures.experiment import read_experiment
 from score_centering.figures.numerals import percent, power_of_ten, scientific
 from score_centering.figures.plots import FIGURES, mean_phase_seconds
+from score_centering.figures.typeface import CHARACTERS
 
 PROGRAM = Path(__file__).parents[3] / "workflow" / "scripts" / "figures.py"
 
@@ -68,6 +71,20 @@ def test_an_arm_has_one_colour_everywhere(drawn):
         assert {to_hex(line.get_color()) for line in axes.lines} - {"#d4d4d4", "#ffffff"} == {look.colour}
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_typeface_has_every_character(drawn, name):
+    assert {character for text, _ in texts(drawn[name]) for character in text} <= set(CHARACTERS)
+
+
+def test_a_pdf_embeds_each_style_of_the_typeface_once_as_truetype(drawn, tmp_path):
+    *_, pdf = save(drawn["reward_vs_k3"], tmp_path / "figure")
+    content = pdf.read_bytes()
+    fonts = re.findall(rb"/Subtype /CIDFontType2\s/BaseFont /[A-Z]{6}\+([\w-]+)", content)
+    assert sorted(fonts) == [b"ScoreCenteringSans-Bold", b"ScoreCenteringSans-Regular"]
+    assert content.count(b"/FontFile2") == 2
+    assert b"/Type3" not in content
+
+
 def test_axes_name_their_units(drawn):
     labels = {name: [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] for name, figure in drawn.items()}
     assert labels["reward"] == [("Step (optimiser updates)", "Mean reward (0 to 1)")]
@@ -113,8 +130,8 @@ def test_seeds_give_a_band(synthetic, tmp_path, drawn):
     folder = synthetic.write_experiment(tmp_path / "e", ("sc", "grpo"), (0, 1, 2), steps=12)
     with drawing():
         axes = FIGURES["reward"](read_experiment(folder)).axes[0]
-    assert len(axes.collections) == 2
-    assert not drawn["reward"].axes[0].collections
+    assert len(axes.findobj(FillBetweenPolyCollection)) == 2
+    assert not drawn["reward"].axes[0].findobj(FillBetweenPolyCollection)
 
 
 def test_phases_add_up_to_the_step(tiny):
