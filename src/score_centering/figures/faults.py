@@ -136,9 +136,11 @@ def _style(kind: str) -> dict[str, Any]:
 
 
 def _remark(axes: Axes, y: float, text: str, colour: str = "#262626") -> None:
+    """Names a horizontal line where the curves, which rise with the damage, have left it."""
     axes.annotate(
-        text, (0.0, y), xycoords=("axes fraction", "data"), xytext=(3, 2), textcoords="offset points", color=colour
-    )
+        text, (1.0, y), xycoords=("axes fraction", "data"), xytext=(-3, 2), textcoords="offset points", color=colour,
+        ha="right",
+    )  # fmt: skip
 
 
 def _rate_axis(axes: Axes, rates: Sequence[float]) -> None:
