@@ -19,7 +19,7 @@ rule study_settings:
     threads: 1
     params:
         settings=lambda wildcards: cell_stage(
-            config, SETTINGS, wildcards.study, wildcards.cell, wildcards.arm
+            interpolated(), SETTINGS, wildcards.study, wildcards.cell, wildcards.arm
         ).to_json(),
     shell:
         """
