@@ -7,9 +7,9 @@ On CUDA a sync hands the checkpoint-format tensors to `reload_weights`. On the C
 model, so there a sync writes the weights to a folder and starts the engine again. vLLM 0.25.0 runs the text model of
 Qwen3.5 inside its multimodal class only: on CUDA its configuration and names are those of that class.
 
-vLLM 0.25.0 takes every query of one token for decoding (`gdn_attn.py`), so gated linear attention that reads a prompt's
-first token alone goes on from the state that an earlier request left in that memory. Prompts are therefore read whole,
-without chunked prefill, and a prompt of one token is refused.
+vLLM 0.25.0 takes every query of one token for decoding (`gdn_attn.py`, vllm-project/vllm#51562), so gated linear
+attention that reads a prompt's first token alone goes on from the state that an earlier request left in that memory.
+Prompts are therefore read whole, without chunked prefill, and a prompt of one token is refused.
 """
 
 import gc

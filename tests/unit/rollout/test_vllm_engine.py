@@ -20,7 +20,7 @@ from score_centering.settings import UserError
 from score_centering.settings.model import PackageModel
 
 VOCABULARY = 512
-PROMPTS = [[1, 26, 198, 178, 288, 105], [504, 267, 282], [90]]
+PROMPTS = [[1, 26, 198, 178, 288, 105], [504, 267, 282], [90, 41]]
 W8A8 = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",

@@ -18,8 +18,9 @@ class WorkerExtension(vLLMColocateWorkerExtension):
     def monkey_patch_model(self, vocab_size: int) -> None:
         """Called once, when the engine is up: verl's, and a model runner whose caches can be woken.
 
-        After a sleep vLLM zeroes an INT4 model's caches one by one and takes each for a tensor (0.25.0,
-        `init_fp8_kv_scales`, which alone reads that list); a layer of gated linear attention has a list of two.
+        After a sleep vLLM zeroes a quantised cache's entries one by one and takes each for a tensor (0.25.0,
+        `init_fp8_kv_scales`, which alone reads that list; vllm-project/vllm#41564); a layer of gated linear attention
+        has a list of two.
         """
         super().monkey_patch_model(vocab_size)
         self.model_runner.kv_caches[:] = flat_caches(self.model_runner.kv_caches)
