@@ -9,24 +9,17 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+
+from loading import load
 
 if torch.cuda.device_count() < 2 or importlib.util.find_spec("verl") is None:
     pytest.skip("needs two CUDA devices and verl", allow_module_level=True)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
-TESTS = Path(__file__).parents[1]
 TWO, STEPS = "trainer.n_gpus_per_node=2", 10
-
-
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, TESTS / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 ENGINE, LOOP = load("unit/training/test_verl_engine.py"), load("workflow/test_verl_loop.py")

@@ -1,7 +1,6 @@
 """Drives report.html in headless Chromium, over the DevTools protocol on a pipe (file descriptors 3 and 4)."""
 
 import base64
-import importlib.util
 import json
 import os
 import select
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from loading import load
 from score_centering.figures.experiment import read_experiment
 from score_centering.figures.report import render
 
@@ -182,10 +182,7 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = Path(__file__).parents[1] / "unit" / "figures" / "synthetic_experiment.py"
-    spec = importlib.util.spec_from_file_location("synthetic_experiment", path)
-    synthetic = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(synthetic)
+    synthetic = load("unit/figures/synthetic_experiment.py")
     folder = synthetic.write_experiment(tmp_path_factory.mktemp("report") / "tiny", steps=40)
     experiment = read_experiment(folder, list(synthetic.ARMS), [0])
     output = folder / "report.html"

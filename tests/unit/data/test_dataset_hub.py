@@ -1,6 +1,5 @@
 """The real hub client against a local server: pinned, verified, and every fault either mended or one clear line."""
 
-import importlib.util
 import io
 import json
 import os
@@ -12,13 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from loading import load
 from score_centering.data import load_manifest, read_split
 from score_centering.data.hub import open_hub
 from score_centering.settings import UserError
 
-_SPEC = importlib.util.spec_from_file_location("hub_server", Path(__file__).with_name("hub_server.py"))
-hub_server = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(hub_server)
+hub_server = load("unit/data/hub_server.py")
 PINNED, MOVED, REPO = hub_server.PINNED, hub_server.MOVED, hub_server.REPO
 
 FILE = "data/train-00000-of-00001.parquet"

@@ -1,19 +1,15 @@
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from loading import load
+
 
 @pytest.fixture(scope="session")
 def synthetic() -> ModuleType:
     """The module that writes an invented experiment."""
-    spec = importlib.util.spec_from_file_location(
-        "synthetic_experiment", Path(__file__).with_name("synthetic_experiment.py")
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("unit/figures/synthetic_experiment.py")
 
 
 @pytest.fixture(scope="session")

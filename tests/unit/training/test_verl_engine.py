@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM
 
+from loading import load
 from score_centering.objectives import build_objective
 from score_centering.settings.model import Actor, Optim
 from score_centering.training.masters import MasterWeights
@@ -47,13 +48,6 @@ ROUNDING = Tolerance(rtol=1e-4, atol=2e-6, metric=2e-5)
 CARRIED = Tolerance(rtol=2e-2, atol=1e-3, metric=1e-2)  # several updates of size 1 carry the first one's roundings on
 
 
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def objective(arm: str):
     limits = dict(tis_max=2.0, mis_min=0.5, mis_max=5.0, clip_ratio_low=0.2, clip_ratio_high=0.3)
     return build_objective(arm, **ARMS[arm], **limits)
@@ -61,7 +55,7 @@ def objective(arm: str):
 
 def run(folder: Path, ranks: int, device: str = "cpu") -> list[dict]:
     """Each rank's results."""
-    load("verl_engine_program").run_ranks([PROGRAM], folder, ranks, device)
+    load("unit/training/verl_engine_program.py").run_ranks([PROGRAM], folder, ranks, device)
     return [torch.load(folder / f"rank{rank}of{ranks}.pt") for rank in range(ranks)]
 
 
