@@ -64,5 +64,5 @@ def test_the_figures_of_the_search_are_drawn(tmp_path, monkeypatch):
     folder = Path(__file__).parents[3] / "docs/results/scan"
     monkeypatch.setattr("sys.argv", ["draw.py", str(tmp_path)])
     runpy.run_path(str(folder / "draw.py"), run_name="__main__")
-    for name in ("scan.png", "confirm.png"):
+    for name in ("scan.png", "confirm.png", "long.png"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
