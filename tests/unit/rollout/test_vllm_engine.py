@@ -173,6 +173,21 @@ def write_config(folder: Path, model: PreTrainedModel, more: dict) -> None:
     (folder / "config.json").write_text(json.dumps(content))
 
 
+def without_saturation(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A W8A8 checkpoint's weights with half the codes and twice the scales.
+
+    Codes within ±64 keep a pair of products in 16 bits (2 · 255 · 64 < 2**15), so that oneDNN's sums are exact on a CPU
+    without VNNI too.
+    """
+    halved = dict(weights)
+    for name, tensor in weights.items():
+        if name.endswith("weight_scale"):
+            halved[name] = tensor * 2
+        elif tensor.dtype == torch.int8:
+            halved[name] = tensor.float().div(2).round().to(torch.int8)
+    return halved
+
+
 @pytest.fixture(scope="module", params=[tiny_llama, tiny_qwen], ids=["llama", "qwen3_5"])
 def checkpoints(request, tmp_path_factory, models_in_process):
     """A tiny model in BF16 and in W8A8: folder, weights and the BF16 model of each."""
@@ -188,7 +203,7 @@ def checkpoints(request, tmp_path_factory, models_in_process):
     write_config(w8a8, model, {"quantization_config": W8A8})
     weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     listed = listed_linears({"quantization_config": W8A8}, model)
-    return {"bf16": (bf16, weights, model), "w8a8": (w8a8, requantise(weights, listed), model)}
+    return {"bf16": (bf16, weights, model), "w8a8": (w8a8, without_saturation(requantise(weights, listed)), model)}
 
 
 def gaps(model: PreTrainedModel, rollouts: list[Rollout]) -> np.ndarray:
@@ -235,8 +250,8 @@ def test_vllm_runs_the_w8a8_checkpoint_through_the_same_contract(checkpoints):
         for name, engine in {"local": local, "vllm": engine}.items()
     }
     print(f"mean |log p - log q|: {distance}")
-    # measured with the Qwen3.5 on a CPU without VNNI: 3.3; docs/results/second-engine
-    assert 0.5 < distance["vllm"] / distance["local"] < 5
+    # over 12 seeds 1.01 with a standard deviation of 0.05 (Qwen3.5) and 0.99, 0.04 (Llama); docs/results/second-engine
+    assert 0.8 < distance["vllm"] / distance["local"] < 1.25
     with pytest.raises(UserError, match="33 candidates asked for, allowed are 32"):
         engine.generate(PROMPTS, 1, sampling, 5, 33)
     engine.close()
