@@ -62,7 +62,7 @@ $(TEST_STAMP): $(CPU_STAMP)
 
 # vLLM's CPU build asks for other versions than the default environment, and for CPU builds that PyPI does not have.
 test-vllm: $(VLLM_STAMP)
-	OMP_NUM_THREADS=1 build/vllm/bin/pytest -m vllm tests/unit/rollout/test_vllm_engine.py tests/unit/rollout/test_vllm_server.py
+	OMP_NUM_THREADS=1 build/vllm/bin/pytest -m vllm $(addprefix tests/unit/rollout/test_,vllm_engine.py vllm_server.py verl_server.py)
 
 $(VLLM_STAMP):
 	test -x build/vllm/bin/python || $(PYTHON) -m venv build/vllm

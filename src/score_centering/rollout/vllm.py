@@ -1,6 +1,6 @@
 """The vLLM engine behind the same protocol: one process, W8A8 or BF16, on CUDA or on vLLM's CPU build.
 
-vLLM returns up to K + 1 log-probs a position in flat lists: the sampled token's first, then the K most probable ones.
+Its worker keeps K + 1 log-probs a position (`vllm_capture`): the sampled token's first, then the K most probable ones.
 `processed_logprobs` makes them those of the distribution it sampled from, `max_logprobs` admits K of them.
 
 On CUDA a sync hands the checkpoint-format tensors to `reload_weights`. On the CPU build that call gives NaN for a W8A8
@@ -34,6 +34,7 @@ from score_centering.precision.names import (
 from score_centering.rollout.candidates import round_logprobs
 from score_centering.rollout.engine import Sampling, StreamEngine, sample_indices
 from score_centering.rollout.record import Rollout
+from score_centering.rollout.vllm_capture import CAPTURE_KEY, EXTENSION, unpacked
 from score_centering.rollout.vllm_plugin import FAST_ROTATION, choose_rotation
 from score_centering.settings import UserError
 
@@ -72,6 +73,7 @@ class VllmEngine(StreamEngine):
         gpu_memory_utilization: share of the device's memory, CUDA only.
         hadacore: let vLLM's fast Hadamard kernel rotate K and V. It was measured to return garbage now and then, so the
             safe kernels are the default.
+        load_format: vLLM's; "dummy" gives random weights, whatever a sync holds, for benchmarks.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class VllmEngine(StreamEngine):
         attention_backend: str = "TRITON_ATTN",
         gpu_memory_utilization: float = 0.3,
         hadacore: bool = False,
+        load_format: str = "auto",
     ) -> None:
         if device == "cpu" and kv_cache == INT4_KV:
             raise UserError(
@@ -105,13 +108,14 @@ class VllmEngine(StreamEngine):
         self._max_logprobs = max_logprobs
         self._hadacore = hadacore
         self._folder: tempfile.TemporaryDirectory | None = None
-        self._engine: Any = None
+        self.llm: Any = None  # vLLM's LLM, from the first sync on
         self._config = json.loads((self.checkpoint / "config.json").read_text(encoding="utf-8"))
         if device == "cuda" and needs_multimodal_class(self._config):
             self._config = multimodal_config(self._config)
         self._multimodal = (self._config.get("architectures") or [""])[0] in MULTIMODAL_ARCHITECTURES
         self._arguments: dict[str, Any] = {
             "dtype": "bfloat16",
+            "load_format": load_format,
             "seed": 0,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
@@ -122,6 +126,7 @@ class VllmEngine(StreamEngine):
             "enable_prefix_caching": False,
             "enable_chunked_prefill": False,
             "disable_log_stats": True,
+            "worker_extension_cls": EXTENSION,
         }
         if device == "cuda":
             self._arguments |= {
@@ -139,13 +144,13 @@ class VllmEngine(StreamEngine):
     def sync(self, weights: Mapping[str, Tensor], step: int) -> None:
         """Takes weights in checkpoint format; the first call starts vLLM, on the CPU every call does."""
         weights = self._as_stored(weights)
-        if self._engine is None or self.device == "cpu":
+        if self.llm is None or self.device == "cpu":
             self._stop()
             self._start(self._write(weights))
         else:
             arguments = {"weights_iterator": list(weights.items()), "is_checkpoint_format": True}
-            self._engine.collective_rpc("reload_weights", kwargs=arguments)
-            self._engine.reset_prefix_cache()
+            self.llm.collective_rpc("reload_weights", kwargs=arguments)
+            self.llm.reset_prefix_cache()
         self.step = step
 
     def generate_streams(
@@ -156,7 +161,7 @@ class VllmEngine(StreamEngine):
         sampling: Sampling,
         top_logprobs: int,
     ) -> list[Rollout]:
-        if self._engine is None:
+        if self.llm is None:
             raise UserError("rollout engine vllm: sync weights before generating")
         if top_logprobs > self._max_logprobs:
             raise UserError(
@@ -169,13 +174,18 @@ class VllmEngine(StreamEngine):
         if not prompts:
             return []
         check_prompts(prompts, self._config)
-        outputs = self._engine.generate(
+        keys = [str(number) for number in range(len(owner))]
+        seeds = [request_seed(number) for number in stream.tolist()]
+        outputs = self.llm.generate(
             [{"prompt_token_ids": list(prompts[i])} for i in owner],
-            [sampling_parameters(sampling, request_seed(number), top_logprobs) for number in stream.tolist()],
+            [sampling_parameters(sampling, seed, top_logprobs, key) for seed, key in zip(seeds, keys, strict=True)],
             use_tqdm=False,
         )
-        places = zip(owner.tolist(), sample_indices(owner).tolist(), outputs, strict=True)
-        return [to_rollout(i, j, prompts[i], output.outputs[0], top_logprobs) for i, j, output in places]
+        records = self.llm.collective_rpc("take_capture", args=(keys,))[0]
+        places = zip(owner.tolist(), sample_indices(owner).tolist(), outputs, records, strict=True)
+        return [
+            to_rollout(i, j, prompts[i], output.outputs[0], record, top_logprobs) for i, j, output, record in places
+        ]
 
     def close(self) -> None:
         self._stop()
@@ -210,16 +220,17 @@ class VllmEngine(StreamEngine):
         from vllm import LLM
 
         choose_rotation()
-        self._engine = LLM(model=str(folder), **self._arguments)
+        self.llm = LLM(model=str(folder), **self._arguments)
+        self.llm.collective_rpc("start_capture")
 
     def _stop(self) -> None:
         """Ends vLLM and gives its memory back, so that another engine can start in this process."""
-        if self._engine is None:
+        if self.llm is None:
             return
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-        self._engine.llm_engine.engine_core.shutdown()
-        self._engine = None
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = None
         gc.collect()
         if self.device == "cuda":
             cleanup_dist_env_and_memory()
@@ -265,8 +276,8 @@ def request_seed(stream: int) -> int:
     return stream >> 1
 
 
-def sampling_parameters(sampling: Sampling, seed: int, top_logprobs: int) -> Any:
-    """vLLM's parameters of one rollout; flat lists of `top_logprobs` candidates a position beside the sampled token."""
+def sampling_parameters(sampling: Sampling, seed: int, top_logprobs: int, key: str) -> Any:
+    """vLLM's parameters of one rollout that is recorded under `key`, with `top_logprobs` candidates a position."""
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -277,31 +288,26 @@ def sampling_parameters(sampling: Sampling, seed: int, top_logprobs: int) -> Any
         ignore_eos=True,
         detokenize=False,
         logprobs=top_logprobs,
-        flat_logprobs=True,
+        extra_args={CAPTURE_KEY: key},
     )
 
 
-def to_rollout(i: int, j: int, prompt: Sequence[int], output: Any, top_logprobs: int) -> Rollout:
-    """The capture record of one vLLM completion with flat log-probs.
+def to_rollout(
+    i: int, j: int, prompt: Sequence[int], output: Any, record: Mapping[str, bytes], top_logprobs: int
+) -> Rollout:
+    """The capture record of one vLLM completion, from what its worker recorded.
 
-    A position holds the sampled token first, then the candidates by rank.
+    Asynchronous scheduling samples a token after the last one, which the record may hold and the completion does not.
 
     Raises:
-        ValueError: a position with another number of entries, or whose first one is not the sampled token.
+        ValueError: a token without a recorded position, or whose position is another token's.
     """
     tokens = np.asarray(output.token_ids, dtype=np.int32)
-    flat, width = output.logprobs, top_logprobs + 1
-    counts = np.asarray(flat.end_indices) - np.asarray(flat.start_indices)
-    if len(counts) != len(tokens) or (counts != width).any():
-        raise ValueError(
-            f"vllm: {len(tokens)} tokens with {counts.tolist()} log-probs a position, expected {width} everywhere"
-        )
-    ids = np.asarray(flat.token_ids, dtype=np.int32).reshape(-1, width)
-    logprobs = np.asarray(flat.logprobs, dtype=np.float32).reshape(-1, width)
+    ids, logprobs = (array[: len(tokens)] for array in unpacked(record, top_logprobs))
+    if len(ids) != len(tokens):
+        raise ValueError(f"vllm: {len(tokens)} tokens with {len(ids)} recorded positions")
     if (ids[:, 0] != tokens).any():
-        raise ValueError(
-            f"vllm: the first log-prob of position {int((ids[:, 0] != tokens).argmax())} is not its token's"
-        )
+        raise ValueError(f"vllm: the record of position {int((ids[:, 0] != tokens).argmax())} is not its token's")
     logprobs = np.minimum(logprobs, np.float32(0))
     return Rollout(
         prompt_index=i,

@@ -7,7 +7,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from score_centering.precision import int8_linear, quantise_activation, quantise_weight
+from score_centering.precision import int8, int8_linear, quantise_activation, quantise_weight
 from score_centering.precision.int8 import EXACT_BLOCK, dequantise_weight, int8_matmul
 
 CHANNEL = QuantizationArgs(num_bits=8, type="int", strategy="channel", symmetric=True, dynamic=False)
@@ -86,7 +86,14 @@ def test_reciprocal_gives_the_quotient_after_bf16_rounding():
     assert not torch.equal(quotient, product)
 
 
+@pytest.fixture(params=[True, False], ids=["int8_product", "fp32_gemms"])
+def cpu_product(request, monkeypatch):
+    """Both ways of a CPU; torch has a plain INT8 product for those that lack the instruction."""
+    monkeypatch.setattr(int8, "INT8_PRODUCT", request.param)
+
+
 @pytest.mark.parametrize("n_in", [1, 128, EXACT_BLOCK, EXACT_BLOCK + 1, 3 * EXACT_BLOCK + 5])
+@pytest.mark.usefixtures("cpu_product")
 def test_matmul_is_exact(n_in):
     generator = torch.Generator().manual_seed(n_in)
     x = torch.randint(-128, 128, (3, n_in), generator=generator, dtype=torch.int8)
@@ -96,6 +103,7 @@ def test_matmul_is_exact(n_in):
     assert torch.equal(int8_matmul(x, weight), expected.float())
 
 
+@pytest.mark.usefixtures("cpu_product")
 def test_matmul_rounds_sums_above_24_bits_once():
     n_in = 2 * EXACT_BLOCK
     x, weight = torch.full((1, n_in), 127, dtype=torch.int8), torch.full((1, n_in), 127, dtype=torch.int8)
@@ -104,6 +112,7 @@ def test_matmul_rounds_sums_above_24_bits_once():
     assert total > 2**24 and int8_matmul(x, weight).item() == np.float32(total)
 
 
+@pytest.mark.usefixtures("cpu_product")
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear_scales_in_vllms_order(with_bias):
     generator = torch.Generator().manual_seed(1)
@@ -120,6 +129,7 @@ def test_linear_scales_in_vllms_order(with_bias):
     assert y.dtype == torch.bfloat16 and y.shape == (2, 5, 40) and torch.equal(y, expected)
 
 
+@pytest.mark.usefixtures("cpu_product")
 def test_linear_does_not_depend_on_the_other_rows():
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(33, 200, generator=generator).to(torch.bfloat16)

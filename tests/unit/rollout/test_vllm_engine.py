@@ -14,8 +14,10 @@ from score_centering.model.sources import load_gguf, package_file
 from score_centering.precision import listed_linears, quantise_activation, quantise_weight, requantise
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.rollout import LocalEngine, Rollout, Sampling, validate_all
+from score_centering.rollout.candidates import round_logprobs
 from score_centering.rollout.streams import streams
-from score_centering.rollout.vllm import VllmEngine, request_seed, to_rollout
+from score_centering.rollout.vllm import VllmEngine, request_seed, sampling_parameters, to_rollout
+from score_centering.rollout.vllm_capture import Recorder
 from score_centering.settings import UserError
 from score_centering.settings.model import PackageModel
 
@@ -41,30 +43,21 @@ W8A8 = {
 
 
 @dataclass
-class Flat:
-    """The fields of vLLM's FlatLogprobs that are read."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    start_indices: list[int]
-    end_indices: list[int]
-
-
-@dataclass
 class Completion:
     token_ids: list[int]
-    logprobs: Flat
     finish_reason: str = "length"
 
 
-def completion() -> Completion:
-    """Two positions with K = 2: a sampled token inside the head, then one outside it."""
-    flat = Flat([7, 7, 3, 9, 4, 5], [-0.5, -0.5, -1.2, -6.0, -0.25, -1.75], [0, 3], [3, 6])
-    return Completion([7, 9], flat)
+def record(ids: list[list[int]], logprobs: list[list[float]]) -> dict[str, bytes]:
+    return {"ids": np.array(ids, np.int32).tobytes(), "logprobs": np.array(logprobs, np.float32).tobytes()}
 
 
-def test_flat_logprobs_become_a_capture_record():
-    rollout = to_rollout(1, 2, [11, 12], completion(), 2)
+# Two positions with K = 2: a sampled token inside the head, then one outside it.
+RECORD = record([[7, 7, 3], [9, 4, 5]], [[-0.5, -0.5, -1.2], [-6.0, -0.25, -1.75]])
+
+
+def test_what_the_worker_recorded_becomes_a_capture_record():
+    rollout = to_rollout(1, 2, [11, 12], Completion([7, 9]), RECORD, 2)
     validate_all([rollout], VOCABULARY)
     assert (rollout.prompt_index, rollout.sample_index, rollout.finish_reason) == (1, 2, "length")
     assert rollout.token_ids.tolist() == [7, 9] and rollout.prompt_ids.tolist() == [11, 12]
@@ -74,24 +67,23 @@ def test_flat_logprobs_become_a_capture_record():
 
 
 def test_without_candidates_only_the_sampled_logprob_is_kept():
-    rollout = to_rollout(0, 0, [11], Completion([7], Flat([7], [1e-7], [0], [1]), "stop"), 0)
+    rollout = to_rollout(0, 0, [11], Completion([7], "stop"), record([[7]], [[1e-7]]), 0)
     assert rollout.candidate_ids is None and rollout.candidate_logprobs is None
     assert rollout.logprobs.tolist() == [0.0], "a rounding above 0 is 0"
 
 
+def test_a_token_sampled_after_the_last_one_is_left_out():
+    rollout = to_rollout(0, 0, [11], Completion([7], "stop"), RECORD, 2)
+    assert rollout.token_ids.tolist() == [7] and rollout.candidate_ids.tolist() == [[7, 3]]
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c.logprobs.end_indices.__setitem__(1, 5), "expected 3 everywhere"),
-        (lambda c: c.token_ids.append(4), "3 tokens with"),
-        (lambda c: c.token_ids.__setitem__(1, 4), "first log-prob of position 1 is not its token's"),
-    ],
+    ("tokens", "message"),
+    [([7, 9, 4], "3 tokens with 2 recorded positions"), ([7, 4], "record of position 1 is not its token's")],
 )
-def test_a_record_of_another_shape_is_refused(change, message):
-    broken = completion()
-    change(broken)
+def test_a_record_of_other_tokens_is_refused(tokens, message):
     with pytest.raises(ValueError, match=message):
-        to_rollout(0, 0, [11], broken, 2)
+        to_rollout(0, 0, [11], Completion(tokens), RECORD, 2)
 
 
 def test_every_rollout_has_its_own_seed():
@@ -218,6 +210,22 @@ def gaps(model: PreTrainedModel, rollouts: list[Rollout]) -> np.ndarray:
     return np.concatenate(found)
 
 
+def assert_equal_to_flat_logprobs(engine: VllmEngine, rollouts: list[Rollout], sampling: Sampling) -> None:
+    """The recorded rollouts against vLLM's own answer to the same requests, which names each position's log-probs."""
+    seeds = [request_seed(s) for s in streams(5, np.repeat(np.arange(3), 4), np.tile(np.arange(4), 3)).tolist()]
+    parameters = [sampling_parameters(sampling, seed, 32, "") for seed in seeds]
+    for each in parameters:
+        each.extra_args, each.flat_logprobs = None, True
+    prompts = [{"prompt_token_ids": PROMPTS[i // 4]} for i in range(12)]
+    for rollout, output in zip(rollouts, engine.llm.generate(prompts, parameters, use_tqdm=False), strict=True):
+        flat = output.outputs[0].logprobs
+        ids = np.array(flat.token_ids, np.int32).reshape(-1, 33)
+        logprobs = np.minimum(np.array(flat.logprobs, np.float32).reshape(-1, 33), 0)
+        assert np.array_equal(rollout.token_ids, ids[:, 0]) and np.array_equal(rollout.candidate_ids, ids[:, 1:])
+        assert np.array_equal(rollout.logprobs, logprobs[:, 0])
+        assert np.array_equal(rollout.candidate_logprobs, round_logprobs(logprobs[:, 1:]))
+
+
 @needs_vllm
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
@@ -232,6 +240,7 @@ def test_vllm_runs_the_w8a8_checkpoint_through_the_same_contract(checkpoints):
     assert [(r.prompt_index, r.sample_index) for r in rollouts] == [(i, j) for i in range(3) for j in range(4)]
     assert all(r.candidate_ids.shape == (len(r.token_ids), 32) for r in rollouts)
     assert all((r.finish_reason == "stop") == (r.token_ids[-1] == 2) for r in rollouts)
+    assert_equal_to_flat_logprobs(engine, rollouts, sampling)
     again = engine.generate(PROMPTS, 4, sampling, 5, 0)
     assert [r.token_ids.tolist() for r in again] == [r.token_ids.tolist() for r in rollouts]
     assert again[0].candidate_ids is None
@@ -275,6 +284,36 @@ def test_a_sync_changes_the_weights(checkpoints):
     engine.close()
     assert all(np.array_equal(a.logprobs, b.logprobs) for a, b in zip(before, after, strict=True))
     assert any(not np.array_equal(a.logprobs, b.logprobs) for a, b in zip(before, other, strict=True))
+
+
+@needs_vllm
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_rollouts_that_vllm_preempts_keep_their_records(tmp_path, models_in_process, monkeypatch):
+    """A cache for 9 blocks of 32 tokens, and 8 rollouts that end with 3 blocks each."""
+    torch.manual_seed(0)
+    model = tiny_llama().to(torch.bfloat16)
+    write_config(tmp_path, model, {})
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    resumed: list[str] = []
+    scheduled = Recorder.scheduled
+
+    def seen(recorder, step):
+        resumed.extend(step.scheduled_cached_reqs.resumed_req_ids)
+        return scheduled(recorder, step)
+
+    monkeypatch.setattr(Recorder, "scheduled", seen)
+    rollouts = {}
+    for name, short in {"enough": {}, "short": {"block_size": 32, "num_gpu_blocks_override": 10}}.items():
+        engine = VllmEngine(tmp_path, **arguments(max_response_length=80))
+        engine._arguments |= short
+        engine.sync(weights, 0)
+        rollouts[name] = engine.generate(PROMPTS[:2], 4, Sampling(1.0, 80, False, ()), 5, 8)
+        engine.close()
+        assert bool(resumed) == (name == "short")
+    validate_all(rollouts["short"], VOCABULARY)
+    first = [(r.token_ids[:20].tolist(), r.candidate_ids[:20].tolist()) for r in rollouts["enough"]]
+    assert first == [(r.token_ids[:20].tolist(), r.candidate_ids[:20].tolist()) for r in rollouts["short"]]
 
 
 def within_one_step(out: torch.Tensor, exact: torch.Tensor) -> bool:

@@ -44,7 +44,7 @@ def test_the_text_model_runs_inside_the_multimodal_class(tmp_path):
 
 def test_linear_attention_that_would_go_on_from_another_request_s_state_is_refused(tmp_path):
     made = engine(tmp_path)
-    made._engine = SimpleNamespace()
+    made.llm = SimpleNamespace()
     with pytest.raises(UserError, match=r"^rollout engine vllm: prompt 1 has 1 token; a model with gated linear"):
         made.generate([[5, 6], [7]], 2, Sampling(1.0, 4, False, ()), 0, 0)
     check_prompts([[7]], LlamaConfig().to_dict())

@@ -64,15 +64,11 @@ def model_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model_folder, tmp_path_factory):
+def server(model_folder, tmp_path_factory, child_path):
     """The URL of vLLM's server."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    folder = tmp_path_factory.mktemp("vllm")
-    log = folder / "server.log"
-    # What conftest.py does for this process, for every process of the server.
-    shim = Path(__file__).with_name("conftest.py")
-    (folder / "sitecustomize.py").write_text(f"import runpy\nKEPT = runpy.run_path({str(shim)!r})\n")
+    log = tmp_path_factory.mktemp("vllm") / "server.log"
     options = {
         "model": model_folder, "served-model-name": "tiny", "host": "127.0.0.1", "port": port, "api-key": KEY,
         "dtype": "bfloat16", "max-model-len": 128, "max-num-seqs": 8, "max-logprobs": K + 1,
@@ -80,7 +76,7 @@ def server(model_folder, tmp_path_factory):
     }  # fmt: skip
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(child_path), os.environ.get("PYTHONPATH")])),
         "VLLM_HOST_IP": "127.0.0.1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
     }  # fmt: skip
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]

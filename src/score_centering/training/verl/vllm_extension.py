@@ -76,6 +76,7 @@ class Server(vLLMHttpServer):
         )
         vocabulary = len(self.model_config.tokenizer)
         await self.engine.collective_rpc("monkey_patch_model", kwargs={"vocab_size": vocabulary})
+        await self.engine.collective_rpc("start_capture")
         self._server_port = NO_PORT
 
     async def generate(
@@ -84,14 +85,15 @@ class Server(vLLMHttpServer):
         """One rollout with its capture record; a request without candidates asks for sampled log-probs only."""
         check_prompts([prompt_ids], self._engine_config)
         candidates = sampling_params["top_logprobs"]
-        parameters = sampling_parameters(sampling_of(sampling_params), sampling_params["seed"], candidates)
+        parameters = sampling_parameters(sampling_of(sampling_params), sampling_params["seed"], candidates, request_id)
         parameters.output_kind = RequestOutputKind.FINAL_ONLY
         final = None
         async for output in self.engine.generate(
             prompt=TokensPrompt(prompt_token_ids=list(prompt_ids)), sampling_params=parameters, request_id=request_id
         ):
             final = output
-        rollout = to_rollout(0, 0, prompt_ids, final.outputs[0], candidates)
+        ((record,), *_) = await self.engine.collective_rpc("take_capture", args=([request_id],))
+        rollout = to_rollout(0, 0, prompt_ids, final.outputs[0], record, candidates)
         return TokenOutput(token_ids=rollout.token_ids.tolist(), stop_reason="completed", extra_fields=answer(rollout))
 
 

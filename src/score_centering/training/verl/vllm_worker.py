@@ -8,12 +8,13 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from score_centering.rollout.vllm_capture import CaptureExtension
 from score_centering.settings.inputs import read_json
 from score_centering.training.verl.vllm_sync import Sync, flat_caches
 
 
-class WorkerExtension(vLLMColocateWorkerExtension):
-    """verl's extension with another weight sync, INT8 or BF16: through vLLM's layerwise reload."""
+class WorkerExtension(vLLMColocateWorkerExtension, CaptureExtension):
+    """verl's extension with capture records, and another weight sync, INT8 or BF16: through vLLM's layerwise reload."""
 
     def monkey_patch_model(self, vocab_size: int) -> None:
         """Called once, when the engine is up: verl's, and a model runner whose caches can be woken.

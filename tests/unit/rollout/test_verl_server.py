@@ -1,0 +1,110 @@
+"""The rollout server that verl talks to, over vLLM's CPU build with its engine in a process of its own."""
+
+import asyncio
+import importlib.util
+import json
+import sys
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from score_centering.rollout import Sampling, validate_all
+from score_centering.rollout.vllm import CPU_ENVIRONMENT, ENVIRONMENT
+from score_centering.rollout.vllm_capture import EXTENSION
+from score_centering.training.verl.capture import request, to_rollout
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM's CPU build is not installed"),
+    pytest.mark.filterwarnings("ignore"),
+]
+VOCABULARY = 512
+
+
+@dataclass
+class TokenOutput:
+    token_ids: list[int]
+    stop_reason: str
+    extra_fields: dict[str, Any]
+
+
+def module(name: str, **members: Any) -> ModuleType:
+    made = ModuleType(name)
+    vars(made).update(members)
+    return made
+
+
+@pytest.fixture
+def server_class(monkeypatch):
+    """`Server` without verl and Ray, which vLLM's environment does not have: only their bases are stand-ins."""
+    rollout = "verl.workers.rollout"
+    for made in (
+        module("ray", remote=lambda kind: kind),
+        module("verl"), module("verl.workers"), module(rollout), module(f"{rollout}.vllm_rollout"),
+        module(f"{rollout}.replica", TokenOutput=TokenOutput),
+        module(f"{rollout}.vllm_rollout.vllm_async_server", vLLMHttpServer=object, vLLMReplica=object),
+    ):  # fmt: skip
+        monkeypatch.setitem(sys.modules, made.__name__, made)
+    from score_centering.training.verl.vllm_extension import Server
+
+    return Server
+
+
+async def answers(server: Any, arguments: dict[str, Any], requests: list[tuple[list[int], dict[str, Any]]]) -> list:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    server.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    await server.engine.collective_rpc("start_capture")
+    calls = [server.generate(prompt, asked, f"request{i}") for i, (prompt, asked) in enumerate(requests)]
+    try:
+        return await asyncio.gather(*calls)
+    finally:
+        server.engine.shutdown()
+
+
+def test_a_server_s_answer_is_a_capture_record(tmp_path, server_class, child_path, monkeypatch):
+    for name, value in (ENVIRONMENT | CPU_ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(child_path))
+    from vllm import ModelRegistry
+
+    ModelRegistry.register_model("LlamaForCausalLM", "vllm.model_executor.models.llama:LlamaForCausalLM")
+    torch.manual_seed(0)
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, dtype="bfloat16",
+        )
+    ).to(torch.bfloat16).save_pretrained(tmp_path)  # fmt: skip
+    server = server_class()
+    server._engine_config = json.loads((tmp_path / "config.json").read_text())
+    server.config = SimpleNamespace()
+    arguments = {
+        "model": str(tmp_path), "dtype": "bfloat16", "skip_tokenizer_init": True, "enforce_eager": True, "seed": 0,
+        "max_model_len": 64, "max_num_seqs": 4, "max_logprobs": 8, "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": False, "enable_chunked_prefill": False, "disable_log_stats": True,
+        "worker_extension_cls": EXTENSION, "generation_config": "vllm",
+    }  # fmt: skip
+    sampling = Sampling(1.0, 12, False, (2,))
+    prompts = [[1, 26, 198], [504, 267], [90, 41, 7, 8]] * 3
+    asked = [(prompt, request(sampling, seed, 8 * (seed % 2))) for seed, prompt in enumerate(prompts)]
+    made = asyncio.run(answers(server, arguments, asked))
+    rollouts = [
+        to_rollout(i, 0, prompt, output.token_ids, output.extra_fields)
+        for i, (prompt, output) in enumerate(zip(prompts, made, strict=True))
+    ]
+    validate_all(rollouts[1::2], VOCABULARY)
+    for i, rollout in enumerate(rollouts):
+        assert len(rollout.token_ids) == len(rollout.logprobs) > 0 and np.isfinite(rollout.logprobs).all()
+        assert (rollout.candidate_ids is None) == (i % 2 == 0)
+        if i % 2:
+            assert rollout.candidate_ids.shape == (len(rollout.token_ids), 8)
+            inside = rollout.candidate_ids == rollout.token_ids[:, None]
+            nearest = np.abs(rollout.candidate_logprobs - rollout.logprobs[:, None])
+            assert nearest[inside].max(initial=0) <= 2**-11
