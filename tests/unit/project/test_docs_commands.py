@@ -28,6 +28,7 @@ RUN_BY = {
     "make all": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
     "make test": SUITE,
     "make test-verl": SUITE,
+    "make test-verl-short": SUITE,
     "make test-vllm": SUITE,
     "make b200 PYTHON=python3.12": GPU,
     "make lock": LONG,
