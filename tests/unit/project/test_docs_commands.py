@@ -83,7 +83,7 @@ RUN_BY = {
     "python workflow/scripts/train.py --baseline sc --seed 4 --configfile config/smol.yaml": GPU,
     "python docs/results/scan/draw.py": "tests/unit/figures/test_scan.py::test_the_figures_of_the_search_are_drawn",
     "python workflow/scripts/train.py --baseline sc --smoke trainer.name=verl": (
-        VERL + "test_sc_has_the_metrics_of_the_local_trainer"
+        VERL + "test_sc_killed_and_resumed_has_the_metrics_of_the_local_trainer"
     ),
     "python workflow/scripts/train.py --baseline sc --configfile config/b200.yaml": GPU,
     "RAY_ADDRESS=head:6379 python workflow/scripts/train.py --baseline sc --configfile config/b200.yaml "
