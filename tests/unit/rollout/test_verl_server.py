@@ -1,4 +1,4 @@
-"""The rollout server that verl talks to, over vLLM's CPU build with its engine in a process of its own."""
+"""verl's rollout server over vLLM's CPU build: engine and worker in processes of their own, as verl starts them."""
 
 import asyncio
 import importlib.util
@@ -89,7 +89,7 @@ def test_a_server_s_answer_is_a_capture_record(tmp_path, server_class, child_pat
         "model": str(tmp_path), "dtype": "bfloat16", "skip_tokenizer_init": True, "enforce_eager": True, "seed": 0,
         "max_model_len": 64, "max_num_seqs": 4, "max_logprobs": 8, "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": False, "enable_chunked_prefill": False, "disable_log_stats": True,
-        "worker_extension_cls": EXTENSION, "generation_config": "vllm",
+        "worker_extension_cls": EXTENSION, "generation_config": "vllm", "distributed_executor_backend": "mp",
     }  # fmt: skip
     sampling = Sampling(1.0, 12, False, (2,))
     prompts = [[1, 26, 198], [504, 267], [90, 41, 7, 8]] * 3
