@@ -167,9 +167,12 @@ def test_sc_killed_and_resumed_has_the_metrics_of_the_local_trainer(folder):
     os.kill(process.pid, signal.SIGKILL)
     finish(process)
     wait_until(lambda: gone(folder), None, seconds=300)
+    before = steps(run)
+    assert len(before) < 4, "nothing was left to resume"
     code, output = finish(start(folder, "verl", "sc", run.name))
     assert code == 0, output
     assert [record["step"] for record in steps(run)] == [0, 1, 2, 3]
+    assert steps(run)[: len(before)] == before, "a step was made again: its seconds differ"
     products = {path.name for path in run.iterdir()}
     assert products == {"metrics.parquet", "timing.parquet", "config.yaml", "run.json", "state"}
     code, output = finish(start(folder, "local", "sc", "sc_local"))

@@ -11,8 +11,8 @@ from torch import Tensor
 # A sum of 1024 products of INT8 codes stays below 127 * 128 * 1024 < 2**24, so FP32 adds them without rounding.
 EXACT_BLOCK = 1024
 
-# With VNNI (and AMX above it) torch's product of INT8 codes is exact and takes a sixth of the time of FP32 GEMMs
-# (docs/results/engine). Without, as on AVX2, it takes 17 times as long as they do.
+# With AVX-512 VNNI (and AMX) torch's product of INT8 codes is exact and faster than FP32 GEMMs; with AVX2 it is slower
+# by a factor of 17 (docs/results/engine).
 INT8_PRODUCT = torch.cpu._is_vnni_supported()
 
 # Elements of the FP32 copy of a weight block, small enough to stay in a core's cache between cast and GEMM.
@@ -86,14 +86,18 @@ def int8_matmul(x_codes: Tensor, weight_codes: Tensor) -> Tensor:
     """
     if weight_codes.is_cuda:
         return _int8_matmul_cuda(x_codes, weight_codes).float()
-    return _int8_matmul_cpu(x_codes.float(), weight_codes)
+    return _int8_matmul_cpu(x_codes, weight_codes)
 
 
 def _int8_matmul_cpu(x_codes: Tensor, weight_codes: Tensor) -> Tensor:
-    """torch's INT8 product where the CPU has one. Else FP32 GEMMs on integer codes, exact within EXACT_BLOCK input
-    features; longer rows are summed in float64."""
+    """x_codes (N, I) int8 or float32, weight_codes (O, I) int8 → (N, O) float32.
+
+    torch's INT8 product where the CPU has one. Else FP32 GEMMs on integer codes, exact within EXACT_BLOCK input
+    features; longer rows are summed in float64.
+    """
     if INT8_PRODUCT:
         return torch._int_mm(x_codes.to(torch.int8), weight_codes.T).float()
+    x_codes = x_codes.float()
     n_out, n_in = weight_codes.shape
     if n_in > EXACT_BLOCK:
         total = torch.zeros(x_codes.shape[0], n_out, dtype=torch.float64)

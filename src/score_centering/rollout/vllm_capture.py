@@ -19,8 +19,14 @@ EXTENSION = "score_centering.rollout.vllm_capture.CaptureExtension"
 
 @dataclass
 class Request:
-    """What is known of one request. rows: a position's (ids, log-probs, row of both), of one step's (requests, K + 1)
-    arrays, the sampled token first."""
+    """What is known of one request.
+
+    Args:
+        prompt_length: tokens.
+        width: K + 1, the sampled token first.
+        rows: of each position the ids (requests, ≥ K + 1) int32 and log-probs float32 of its whole step, and the row of
+            both. A step's arrays live until each of its requests is taken.
+    """
 
     prompt_length: int
     width: int
@@ -35,7 +41,7 @@ class Recorder:
         self._kept: dict[str, Request] = {}
 
     def scheduled(self, step: Any) -> list[tuple[str, Request, int]]:
-        """vLLM's id, request and output position of each token that this SchedulerOutput leads to.
+        """vLLM's id, request and output position, from 0, of each recorded token that this SchedulerOutput leads to.
 
         A request that vLLM preempted is read again, prompt and output, so its position is counted, not remembered.
         """
@@ -78,11 +84,14 @@ class Recorder:
             output.logprobs = None
 
     def take(self, keys: Sequence[str]) -> list[dict[str, bytes]]:
-        """The records of finished requests, in the order of `keys`; each can be taken once.
+        """The records of finished requests (`unpacked` reads them), in the order of `keys`; each can be taken once.
 
         Raises:
-            KeyError: a key that no request had, or that was taken.
+            ValueError: a key that no request had, or that was taken.
         """
+        for key in keys:
+            if key not in self._kept:
+                raise ValueError(f"vllm: no rollout is recorded under {key!r}")
         return [_packed(self._kept.pop(key)) for key in keys]
 
 
@@ -122,6 +131,7 @@ class CaptureExtension:
         self.execute_model, self.sample_tokens = execute_model, sample_tokens
 
     def take_capture(self, keys: list[str]) -> list[dict[str, bytes]]:
+        """`Recorder.take`."""
         return self._recorder.take(keys)
 
 

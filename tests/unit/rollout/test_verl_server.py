@@ -18,11 +18,6 @@ from score_centering.rollout.vllm import CPU_ENVIRONMENT, ENVIRONMENT
 from score_centering.rollout.vllm_capture import EXTENSION
 from score_centering.training.verl.capture import request, to_rollout
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM's CPU build is not installed"),
-    pytest.mark.filterwarnings("ignore"),
-]
 VOCABULARY = 512
 
 
@@ -68,6 +63,34 @@ async def answers(server: Any, arguments: dict[str, Any], requests: list[tuple[l
         server.engine.shutdown()
 
 
+def test_the_worker_records_once_verl_has_set_it_up(monkeypatch):
+    base = type("Base", (), {"monkey_patch_model": lambda worker, vocab_size: worker.told.append(vocab_size)})
+    reload = "vllm.model_executor.model_loader.reload"
+    rollout = "verl.workers.rollout.vllm_rollout"
+    for made in (
+        module("vllm"), module("vllm.model_executor"), module("vllm.model_executor.model_loader"),
+        module(reload, finalize_layerwise_reload=None, initialize_layerwise_reload=None),
+        module("verl"), module("verl.workers"), module("verl.workers.rollout"), module(rollout),
+        module(f"{rollout}.bucketed_weight_transfer", BucketedWeightReceiver=None),
+        module(f"{rollout}.utils", vLLMColocateWorkerExtension=base),
+    ):  # fmt: skip
+        monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.delitem(sys.modules, "score_centering.training.verl.vllm_worker", raising=False)
+    from score_centering.training.verl.vllm_worker import WorkerExtension
+
+    one, two, three = torch.zeros(3).unbind()
+    worker = WorkerExtension()
+    worker.told, worker.model_runner = [], SimpleNamespace(kv_caches=[one, [two, three]])
+    worker.execute_model = worker.sample_tokens = lambda output: output
+    worker.monkey_patch_model(7)
+    assert worker.told == [7] and all(isinstance(cache, torch.Tensor) for cache in worker.model_runner.kv_caches)
+    assert worker.take_capture([]) == [] and worker.execute_model.__qualname__.startswith("CaptureExtension")
+    del sys.modules["score_centering.training.verl.vllm_worker"]  # made of stand-ins
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM's CPU build is not installed")
+@pytest.mark.filterwarnings("ignore")
 def test_a_server_s_answer_is_a_capture_record(tmp_path, server_class, child_path, monkeypatch):
     for name, value in (ENVIRONMENT | CPU_ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}).items():
         monkeypatch.setenv(name, value)
@@ -84,7 +107,6 @@ def test_a_server_s_answer_is_a_capture_record(tmp_path, server_class, child_pat
     ).to(torch.bfloat16).save_pretrained(tmp_path)  # fmt: skip
     server = server_class()
     server._engine_config = json.loads((tmp_path / "config.json").read_text())
-    server.config = SimpleNamespace()
     arguments = {
         "model": str(tmp_path), "dtype": "bfloat16", "skip_tokenizer_init": True, "enforce_eager": True, "seed": 0,
         "max_model_len": 64, "max_num_seqs": 4, "max_logprobs": 8, "logprobs_mode": "processed_logprobs",

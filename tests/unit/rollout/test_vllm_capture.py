@@ -97,7 +97,9 @@ class Scheduler:
 
 
 requests = st.lists(
-    st.tuples(st.integers(1, 5), st.integers(1, 4), st.booleans(), st.integers(0, K)), min_size=1, max_size=4
+    st.tuples(st.integers(1, 5), st.integers(1, 4), st.sampled_from([True, True, True, False]), st.integers(0, K)),
+    min_size=1,
+    max_size=4,
 )
 
 
@@ -125,8 +127,17 @@ def test_every_token_has_the_row_it_was_sampled_from(sizes, asynchronous, resume
         assert ids.tolist() == [row for row, _ in request.given]
         assert logprobs.tolist() == [row for _, row in request.given]
     for request in recorded:
-        with pytest.raises(KeyError):
+        with pytest.raises(ValueError, match=f"^vllm: no rollout is recorded under '{request.key}'"):
             recorder.take([request.key])
+    if recorded and all(request.done for request in served):
+        names = {request.name for request in served}
+        empty = SimpleNamespace(req_ids=[], num_computed_tokens=[])
+        recorder.scheduled(
+            SimpleNamespace(
+                scheduled_new_reqs=[], scheduled_cached_reqs=empty, num_scheduled_tokens={}, finished_req_ids=names
+            )
+        )
+        assert not recorder._running, "what is finished is let go"
 
 
 def plan(name: str, computed: int, tokens: int, new: bool):
@@ -151,11 +162,12 @@ def answer(token: int):
     )  # fmt: skip
 
 
-def test_a_position_that_was_skipped_is_an_error():
+@pytest.mark.parametrize(("computed", "position"), [(3, 2), (0, -1)])
+def test_a_position_without_its_predecessor_is_an_error(computed, position):
     recorder = Recorder()
     recorder.sampled(recorder.scheduled(plan("a", 0, 2, True)), answer(5))
-    with pytest.raises(ValueError, match=r"^vllm: position 2 of a rollout of which 1 are recorded"):
-        recorder.sampled(recorder.scheduled(plan("a", 3, 1, False)), answer(6))
+    with pytest.raises(ValueError, match=rf"^vllm: position {position} of a rollout of which 1 are recorded"):
+        recorder.sampled(recorder.scheduled(plan("a", computed, 1, False)), answer(6))
 
 
 class Worker(CaptureExtension):

@@ -76,7 +76,6 @@ class Server(vLLMHttpServer):
         )
         vocabulary = len(self.model_config.tokenizer)
         await self.engine.collective_rpc("monkey_patch_model", kwargs={"vocab_size": vocabulary})
-        await self.engine.collective_rpc("start_capture")
         self._server_port = NO_PORT
 
     async def generate(

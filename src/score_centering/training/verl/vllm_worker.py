@@ -17,13 +17,14 @@ class WorkerExtension(vLLMColocateWorkerExtension, CaptureExtension):
     """verl's extension with capture records, and another weight sync, INT8 or BF16: through vLLM's layerwise reload."""
 
     def monkey_patch_model(self, vocab_size: int) -> None:
-        """Called once, when the engine is up: verl's, and a model runner whose caches can be woken.
+        """Called once, when the engine is up: verl's, capture records, and a model runner whose caches can be woken.
 
         After a sleep vLLM zeroes a quantised cache's entries one by one and takes each for a tensor (0.25.0,
         `init_fp8_kv_scales`, which alone reads that list; vllm-project/vllm#41564); a layer of gated linear attention
         has a list of two.
         """
         super().monkey_patch_model(vocab_size)
+        self.start_capture()
         self.model_runner.kv_caches[:] = flat_caches(self.model_runner.kv_caches)
 
     def update_weights_from_ipc(
