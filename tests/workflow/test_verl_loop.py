@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from score_centering.runs.checkpoint import paths
 from score_centering.runs.log import read_log
 
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(9000)]
@@ -104,6 +105,14 @@ def steps(run: Path) -> list[dict]:
     return read_log(path) if path.exists() else []
 
 
+def kill_once(condition: Callable[[], object], process: subprocess.Popen[str], folder: Path) -> None:
+    """SIGKILL as soon as the condition holds; then nothing of the run is left."""
+    wait_until(condition, process)
+    os.kill(process.pid, signal.SIGKILL)
+    finish(process)
+    wait_until(lambda: gone(folder), None, seconds=300)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(folder) -> Path:
     """`sc` through verl, seven steps at one go."""
@@ -161,21 +170,18 @@ def test_grpo_has_the_metrics_of_the_local_trainer(folder):
 
 @pytest.mark.short
 def test_sc_killed_and_resumed_has_the_metrics_of_the_local_trainer(folder):
-    run = folder / "killed"
-    process = start(folder, "verl", "sc", run.name)
-    wait_until(lambda: len(steps(run)) >= 2, process)
-    os.kill(process.pid, signal.SIGKILL)
-    finish(process)
-    wait_until(lambda: gone(folder), None, seconds=300)
-    before = steps(run)
-    assert len(before) < 4, "nothing was left to resume"
-    code, output = finish(start(folder, "verl", "sc", run.name))
+    run, seven = folder / "killed", "trainer.total_training_steps=7"
+    kill_once(lambda: paths(run / "state/checkpoints"), start(folder, "verl", "sc", run.name, seven), folder)
+    saved = int(paths(run / "state/checkpoints")[0].name.removeprefix("step"))
+    assert 1 <= saved < 7, "nothing was left to resume"
+    before = steps(run)[: saved + 1]
+    code, output = finish(start(folder, "verl", "sc", run.name, seven))
     assert code == 0, output
-    assert [record["step"] for record in steps(run)] == [0, 1, 2, 3]
+    assert [record["step"] for record in steps(run)] == list(range(8))
     assert steps(run)[: len(before)] == before, "a step was made again: its seconds differ"
     products = {path.name for path in run.iterdir()}
     assert products == {"metrics.parquet", "timing.parquet", "config.yaml", "run.json", "state"}
-    code, output = finish(start(folder, "local", "sc", "sc_local"))
+    code, output = finish(start(folder, "local", "sc", "sc_local", seven))
     assert code == 0, output
     assert_parity(run, folder / "sc_local")
 
@@ -204,11 +210,7 @@ def test_killed_stopped_and_crashed_runs_leave_nothing_and_go_on(folder, undistu
     def begin() -> subprocess.Popen[str]:
         return start(folder, "verl", "sc", "disturbed", "trainer.total_training_steps=7")
 
-    process = begin()
-    wait_until(lambda: len(steps(run)) >= 2, process)
-    os.kill(process.pid, signal.SIGKILL)
-    finish(process)
-    wait_until(lambda: gone(folder), None, seconds=300)
+    kill_once(lambda: len(steps(run)) >= 2, begin(), folder)
 
     process = begin()
     wait_until(lambda: len(steps(run)) >= 3, process)
