@@ -9,10 +9,14 @@ import importlib.metadata
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # what tests and benchmarks share
 
 PACKAGES = (
     *("torch", "triton", "numpy", "transformers", "compressed-tensors", "liger-kernel", "flash-linear-attention"),

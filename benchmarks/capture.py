@@ -21,24 +21,11 @@ from score_centering.rollout import Rollout, Sampling
 from score_centering.rollout.candidates import round_logprobs
 from score_centering.rollout.engine import sample_indices
 from score_centering.rollout.streams import streams
-from score_centering.rollout.vllm import VllmEngine, request_seed, sampling_parameters
+from score_centering.rollout.vllm import VllmEngine, request_seed
+from vllm_models import W8A8, flat_answers
 
 LIMIT = 0.05
 PROMPT, K = 32, (0, 32, 128)
-KIND = {"type": "int", "num_bits": 8, "symmetric": True}
-W8A8 = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "quantization_status": "compressed",
-    "ignore": ["lm_head", "re:.*in_proj_[ab]$"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": KIND | {"strategy": "channel", "dynamic": False},
-            "input_activations": KIND | {"strategy": "token", "dynamic": True},
-        }
-    },
-}
 
 
 def small() -> PretrainedConfig:
@@ -71,20 +58,10 @@ def start(config: PretrainedConfig, folder: Path, batch: int, tokens: int) -> Vl
 
 
 def flat(engine: VllmEngine, prompts: list[list[int]], sampling: Sampling, seed: int, top: int | None) -> list:
-    """vLLM's own answer to the requests of `engine.generate`: (ids, log-probs) (R, K + 1) each, empty without top."""
+    """`flat_answers` to the requests of `engine.generate`."""
     owner = np.arange(len(prompts))
     seeds = [request_seed(number) for number in streams(seed, owner, sample_indices(owner)).tolist()]
-    parameters = [sampling_parameters(sampling, number, top or 0, "") for number in seeds]
-    for each in parameters:
-        each.extra_args, each.logprobs, each.flat_logprobs = None, top, True
-    outputs = engine.llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
-    if top is None:
-        return []
-    found = [output.outputs[0].logprobs for output in outputs]
-    return [
-        (np.array(f.token_ids, np.int32).reshape(-1, top + 1), np.array(f.logprobs, np.float32).reshape(-1, top + 1))
-        for f in found
-    ]
+    return flat_answers(engine, prompts, seeds, sampling, top)
 
 
 def different(rollouts: list[Rollout], lists: list) -> int:

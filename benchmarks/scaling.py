@@ -23,6 +23,7 @@ from _common import parse_args, report
 from engine import TINY, make_engine
 from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
+from loading import load
 from score_centering.objectives import Objective
 from score_centering.rollout import Rollout, Sampling
 from score_centering.rollout.streams import streams
@@ -58,11 +59,7 @@ SIZES = {
 
 def ranks_program() -> ModuleType:
     """One rank of verl's engine as the tests run it."""
-    path = Path(__file__).parents[1] / "tests/unit/training/verl_engine_program.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("unit/training/verl_engine_program.py")
 
 
 def measure(folder: Path, rank: int, ranks: int, device: str) -> None:

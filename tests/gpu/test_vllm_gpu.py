@@ -13,6 +13,7 @@ from score_centering.rollout import Sampling, validate_all
 from score_centering.rollout.vllm import VllmEngine
 from score_centering.settings import UserError
 from score_centering.validation.repeatability import compare_repeats, poison_freed_memory
+from vllm_models import W8A8
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,20 +29,6 @@ CONFIG = Qwen3_5TextConfig(
     linear_value_head_dim=128, initializer_range=0.08, max_position_embeddings=512, tie_word_embeddings=True,
     architectures=["Qwen3_5ForCausalLM"], dtype="bfloat16",
 )  # fmt: skip
-KIND = {"type": "int", "num_bits": 8, "symmetric": True}
-W8A8 = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "quantization_status": "compressed",
-    "ignore": ["lm_head", "re:.*in_proj_[ab]$"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": KIND | {"strategy": "channel", "dynamic": False},
-            "input_activations": KIND | {"strategy": "token", "dynamic": True},
-        }
-    },
-}
 PROMPTS = [np.random.default_rng(0).integers(3, 512, length).tolist() for length in (2, 3, 40, 27, 64, 63, 5, 33)]
 GREEDY, SAMPLED = (Sampling(1.0, 32, greedy, (2,)) for greedy in (True, False))
 

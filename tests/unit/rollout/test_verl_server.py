@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from score_centering.rollout import Sampling, validate_all
 from score_centering.rollout.vllm import CPU_ENVIRONMENT, ENVIRONMENT
 from score_centering.rollout.vllm_capture import EXTENSION
 from score_centering.training.verl.capture import request, to_rollout
-
-VOCABULARY = 512
+from vllm_models import VOCABULARY, tiny_llama
 
 
 @dataclass
@@ -28,23 +26,23 @@ class TokenOutput:
     extra_fields: dict[str, Any]
 
 
-def module(name: str, **members: Any) -> ModuleType:
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    """A module of that name, for this test."""
     made = ModuleType(name)
     vars(made).update(members)
-    return made
+    monkeypatch.setitem(sys.modules, name, made)
 
 
 @pytest.fixture
 def server_class(monkeypatch):
     """`Server` without verl and Ray, which vLLM's environment does not have: only their bases are stand-ins."""
     rollout = "verl.workers.rollout"
-    for made in (
-        module("ray", remote=lambda kind: kind),
-        module("verl"), module("verl.workers"), module(rollout), module(f"{rollout}.vllm_rollout"),
-        module(f"{rollout}.replica", TokenOutput=TokenOutput),
-        module(f"{rollout}.vllm_rollout.vllm_async_server", vLLMHttpServer=object, vLLMReplica=object),
-    ):  # fmt: skip
-        monkeypatch.setitem(sys.modules, made.__name__, made)
+    stand_in(monkeypatch, "ray", remote=lambda kind: kind)
+    for package in ("verl", "verl.workers", rollout, f"{rollout}.vllm_rollout"):
+        stand_in(monkeypatch, package)
+    stand_in(monkeypatch, f"{rollout}.replica", TokenOutput=TokenOutput)
+    server = f"{rollout}.vllm_rollout.vllm_async_server"
+    stand_in(monkeypatch, server, vLLMHttpServer=object, vLLMReplica=object)
     from score_centering.training.verl.vllm_extension import Server
 
     return Server
@@ -65,16 +63,13 @@ async def answers(server: Any, arguments: dict[str, Any], requests: list[tuple[l
 
 def test_the_worker_records_once_verl_has_set_it_up(monkeypatch):
     base = type("Base", (), {"monkey_patch_model": lambda worker, vocab_size: worker.told.append(vocab_size)})
-    reload = "vllm.model_executor.model_loader.reload"
-    rollout = "verl.workers.rollout.vllm_rollout"
-    for made in (
-        module("vllm"), module("vllm.model_executor"), module("vllm.model_executor.model_loader"),
-        module(reload, finalize_layerwise_reload=None, initialize_layerwise_reload=None),
-        module("verl"), module("verl.workers"), module("verl.workers.rollout"), module(rollout),
-        module(f"{rollout}.bucketed_weight_transfer", BucketedWeightReceiver=None),
-        module(f"{rollout}.utils", vLLMColocateWorkerExtension=base),
-    ):  # fmt: skip
-        monkeypatch.setitem(sys.modules, made.__name__, made)
+    loader, rollout = "vllm.model_executor.model_loader", "verl.workers.rollout.vllm_rollout"
+    packages = ("vllm", "vllm.model_executor", loader, "verl", "verl.workers", "verl.workers.rollout", rollout)
+    for package in packages:
+        stand_in(monkeypatch, package)
+    stand_in(monkeypatch, f"{loader}.reload", finalize_layerwise_reload=None, initialize_layerwise_reload=None)
+    stand_in(monkeypatch, f"{rollout}.bucketed_weight_transfer", BucketedWeightReceiver=None)
+    stand_in(monkeypatch, f"{rollout}.utils", vLLMColocateWorkerExtension=base)
     monkeypatch.delitem(sys.modules, "score_centering.training.verl.vllm_worker", raising=False)
     from score_centering.training.verl.vllm_worker import WorkerExtension
 
@@ -99,12 +94,7 @@ def test_a_server_s_answer_is_a_capture_record(tmp_path, server_class, child_pat
 
     ModelRegistry.register_model("LlamaForCausalLM", "vllm.model_executor.models.llama:LlamaForCausalLM")
     torch.manual_seed(0)
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, dtype="bfloat16",
-        )
-    ).to(torch.bfloat16).save_pretrained(tmp_path)  # fmt: skip
+    tiny_llama(dtype="bfloat16").to(torch.bfloat16).save_pretrained(tmp_path)
     server = server_class()
     server._engine_config = json.loads((tmp_path / "config.json").read_text())
     arguments = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from score_centering.model.sources import load_gguf, package_file
 from score_centering.precision import listed_linears, quantise_activation, quantise_weight, requantise
@@ -16,30 +16,13 @@ from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.rollout import LocalEngine, Rollout, Sampling, validate_all
 from score_centering.rollout.candidates import round_logprobs
 from score_centering.rollout.streams import streams
-from score_centering.rollout.vllm import VllmEngine, request_seed, sampling_parameters, to_rollout
+from score_centering.rollout.vllm import VllmEngine, request_seed, to_rollout
 from score_centering.rollout.vllm_capture import Recorder
 from score_centering.settings import UserError
 from score_centering.settings.model import PackageModel
+from vllm_models import VOCABULARY, W8A8, flat_answers, tiny_llama
 
-VOCABULARY = 512
 PROMPTS = [[1, 26, 198, 178, 288, 105], [504, 267, 282], [90, 41]]
-W8A8 = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "quantization_status": "compressed",
-    "ignore": ["lm_head", "re:.*in_proj_[ab]$"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {
-                "num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False
-            },
-            "input_activations": {
-                "num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True
-            },
-        }
-    },
-}  # fmt: skip
 
 
 @dataclass
@@ -127,15 +110,6 @@ def test_generating_before_the_first_sync_is_refused(tmp_path):
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM's CPU build is not installed")
 
 
-def tiny_llama() -> LlamaForCausalLM:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
-        )
-    )  # fmt: skip
-
-
 def tiny_qwen() -> Qwen3_5ForCausalLM:
     return Qwen3_5ForCausalLM(
         Qwen3_5TextConfig(
@@ -214,14 +188,10 @@ def assert_equal_to_flat_logprobs(engine: VllmEngine, rollouts: list[Rollout], s
     """The recorded rollouts against vLLM's own answer to the same requests, which names each position's log-probs."""
     top = rollouts[0].candidate_ids.shape[1]
     places = np.array([r.prompt_index for r in rollouts]), np.array([r.sample_index for r in rollouts])
-    parameters = [sampling_parameters(sampling, request_seed(s), top, "") for s in streams(seed, *places).tolist()]
-    for each in parameters:
-        each.extra_args, each.flat_logprobs = None, True
-    prompts = [{"prompt_token_ids": r.prompt_ids.tolist()} for r in rollouts]
-    for rollout, output in zip(rollouts, engine.llm.generate(prompts, parameters, use_tqdm=False), strict=True):
-        flat = output.outputs[0].logprobs
-        ids = np.array(flat.token_ids, np.int32).reshape(-1, top + 1)
-        logprobs = np.minimum(np.array(flat.logprobs, np.float32).reshape(-1, top + 1), 0)
+    seeds = [request_seed(number) for number in streams(seed, *places).tolist()]
+    lists = flat_answers(engine, [r.prompt_ids.tolist() for r in rollouts], seeds, sampling, top)
+    for rollout, (ids, logprobs) in zip(rollouts, lists, strict=True):
+        logprobs = np.minimum(logprobs, 0)
         assert np.array_equal(rollout.token_ids, ids[:, 0]) and np.array_equal(rollout.candidate_ids, ids[:, 1:])
         assert np.array_equal(rollout.logprobs, logprobs[:, 0])
         assert np.array_equal(rollout.candidate_logprobs, round_logprobs(logprobs[:, 1:]))

@@ -21,8 +21,9 @@ from score_centering.gateway.policy import Policy
 from score_centering.gateway.running import Background
 from score_centering.gateway.upstream import Upstream
 from score_centering.rollout import validate_all
+from vllm_models import VOCABULARY, tiny_llama
 
-KEY, K, VOCABULARY = "a-key", 16, 512
+KEY, K = "a-key", 16
 POLICY = Policy(
     model="tiny", temperature=0.7, top_p=1, top_k=-1, max_tokens=12, top_logprobs=K, enable_thinking=True
 )  # fmt: skip
@@ -38,7 +39,6 @@ pytestmark = [
 def model_folder(tmp_path_factory) -> Path:
     """A tiny Llama with peaked distributions, its tokenizer and chat template."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     from score_centering.model.scratch import train_tokenizer
 
@@ -46,13 +46,7 @@ def model_folder(tmp_path_factory) -> Path:
     tokenizer = train_tokenizer(PROBLEMS * 4, VOCABULARY)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        )
-    )  # fmt: skip
+    model = tiny_llama(bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
