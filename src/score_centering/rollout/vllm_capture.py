@@ -141,6 +141,7 @@ def _watched(output: Any, recorder: Recorder, places: list[tuple[str, Request, i
         wait: Callable[[], Any] = output.get_output
 
         def get_output() -> Any:
+            del output.get_output  # it holds the output, which holds it: freed now, not at a collection of garbage
             made = wait()
             recorder.sampled(places, made)
             return made

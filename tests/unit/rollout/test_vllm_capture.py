@@ -1,5 +1,7 @@
 """What vLLM's worker records, step by step, whatever its scheduler does: a model of that scheduler as the reference."""
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -182,6 +184,26 @@ class Worker(CaptureExtension):
     def sample_tokens(self, grammar_output):
         made = answer(next(self.tokens))
         return SimpleNamespace(get_output=lambda: made) if self.asynchronous else made
+
+
+def test_a_step_s_output_is_let_go_without_a_collection_of_garbage():
+    class Output:
+        def get_output(self):
+            return answer(5)
+
+    worker = Worker(True)
+    worker.sample_tokens = lambda grammar_output: Output()
+    worker.start_capture()
+    worker.execute_model(plan("a", 0, 2, True))
+    output = worker.sample_tokens(None)
+    last = weakref.ref(output)
+    gc.disable()
+    try:
+        assert output.get_output().logprobs is None
+        del output
+        assert last() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
