@@ -221,7 +221,9 @@ class Actor(Block):
     mini_batches: Positive = Field(default=1, description="optimiser steps a rollout batch")
     ppo_epochs: Positive = Field(default=1, description="passes over a rollout batch")
     ppo_micro_batch_size_per_gpu: Positive = Field(description="rollouts a forward")
-    grad_clip: PositiveFloat = Field(default=1.0, description="largest gradient norm")
+    grad_clip: PositiveFloat | None = Field(
+        default=1.0, description="largest gradient norm; null: no clipping, the norm is still logged"
+    )
     strategy: Literal["fsdp", "fsdp2"] = Field(default="fsdp2", description="verl only")
     fsdp_config: FsdpConfig = FsdpConfig()
     ulysses_sequence_parallel_size: int = Field(default=1, description="verl only; must be 1: no sequence parallelism")

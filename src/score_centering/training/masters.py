@@ -40,9 +40,13 @@ class MasterWeights:
                 master.grad.add_(parameter.grad)
             parameter.grad = None
 
-    def clip(self, max_norm: float) -> float:
-        """Scale the summed gradients to a norm of at most `max_norm`; returns the norm before."""
-        return torch.nn.utils.clip_grad_norm_(self.masters.values(), max_norm, foreach=True).item()
+    def clip(self, max_norm: float | None) -> float:
+        """Scale the summed gradients to a norm of at most `max_norm`, None leaves them; returns the norm before."""
+        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        if max_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.masters.values(), max_norm, norm, foreach=True)
+        return norm.item()
 
     def step(self, update: int) -> float:
         """One optimiser step, numbered from 1, and the cast to BF16; returns the learning rate."""

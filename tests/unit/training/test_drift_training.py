@@ -44,7 +44,7 @@ def expected_update(centering: bool, k: int, prompts: int = 3) -> float:
         "drift", policy_loss="score_centering", centering=centering, is_mode="none", tis_max=2.0, mis_min=0.5,
         mis_max=5.0, clip_ratio_low=0.2, clip_ratio_high=0.3, loss_agg_mode="token-mean",
     )  # fmt: skip
-    options = Actor(optim=Optim(name="sgd", lr=1.0), grad_clip=1e9, ppo_micro_batch_size_per_gpu=64)
+    options = Actor(optim=Optim(name="sgd", lr=1.0), grad_clip=None, ppo_micro_batch_size_per_gpu=64)
     updater = Updater(net, MasterWeights(net, options.optim), objective, options, 1.0, "stop")
     return updater.update(rollouts, torch.tensor(advantages, dtype=torch.float32), 1)["grad_norm"]
 

@@ -55,6 +55,15 @@ def test_clip_returns_the_norm_before_and_scales():
     assert masters.masters["weight"].grad.norm().item() == pytest.approx(1.0, rel=1e-5)
 
 
+def test_without_a_clip_the_norm_is_measured_and_the_gradient_left():
+    layer = nn.Linear(2, 1, bias=False).bfloat16()
+    masters = MasterWeights(layer, Optim(lr=1.0))
+    layer.weight.grad = torch.tensor([[30.0, 40.0]]).bfloat16()
+    masters.collect()
+    assert masters.clip(None) == pytest.approx(50.0)
+    assert masters.masters["weight"].grad.tolist() == [[30.0, 40.0]]
+
+
 def test_warm_up_is_linear_and_restore_continues_bit_for_bit():
     options = Optim(lr=0.1, lr_warmup_steps=4)
     model = net()

@@ -31,7 +31,7 @@ def objective(arm: str):
 
 def updater(net, arm: str, **actor) -> Updater:
     options = Actor(
-        optim=Optim(name="sgd", lr=1.0), grad_clip=1e9, ppo_micro_batch_size_per_gpu=actor.pop("micro", 64), **actor
+        optim=Optim(name="sgd", lr=1.0), grad_clip=None, ppo_micro_batch_size_per_gpu=actor.pop("micro", 64), **actor
     )
     return Updater(net, MasterWeights(net, options.optim), objective(arm), options, 1.0, "stop")
 

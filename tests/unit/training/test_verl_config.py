@@ -79,6 +79,11 @@ def test_grpo_asks_for_sampled_log_probs_only():
     assert engine["max_logprobs"] == 1
 
 
+def test_no_gradient_clip_is_an_infinite_bound_for_verl():
+    made = resolved(stage("sc", "actor_rollout_ref.actor.grad_clip=null"))["actor_rollout_ref"]["actor"]
+    assert made["grad_clip"] == made["optim"]["clip_grad"] == float("inf")
+
+
 def test_several_nodes_by_verls_own_settings():
     wide = resolved(stage("sc", "trainer.nnodes=2", "trainer.n_gpus_per_node=8"))
     assert (wide["trainer"]["nnodes"], wide["trainer"]["n_gpus_per_node"]) == (2, 8)

@@ -62,7 +62,7 @@ def run(folder: Path, ranks: int, device: str = "cpu") -> list[dict]:
 def stage(micro_batch_size: int, **actor: int) -> SimpleNamespace:
     """The settings that an update reads."""
     options = Actor(
-        optim=Optim(name="sgd", lr=1.0), grad_clip=1e9, ppo_micro_batch_size_per_gpu=micro_batch_size, **actor
+        optim=Optim(name="sgd", lr=1.0), grad_clip=None, ppo_micro_batch_size_per_gpu=micro_batch_size, **actor
     )
     ref = SimpleNamespace(actor=options, rollout=SimpleNamespace(temperature=1.0))
     return SimpleNamespace(actor_rollout_ref=ref, trainer=SimpleNamespace(nonfinite="stop"))

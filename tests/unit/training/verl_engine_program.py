@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-SGD = {"optimizer": "SGD", "lr": 1.0, "weight_decay": 0.0, "clip_grad": 1e9}
+SGD = {"optimizer": "SGD", "lr": 1.0, "weight_decay": 0.0, "clip_grad": float("inf")}
 
 
 def main(folder: Path, rank: int, ranks: int, device: str) -> None:

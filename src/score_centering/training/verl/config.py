@@ -5,6 +5,7 @@ command line is not needed.
 """
 
 import importlib.util
+import math
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def _overlay(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8_co
                 "loss_agg_mode": actor.loss_agg_mode,
                 "clip_ratio_low": actor.clip_ratio_low,
                 "clip_ratio_high": actor.clip_ratio_high,
-                "grad_clip": actor.grad_clip,
+                "grad_clip": _grad_clip(stage),
                 "use_torch_compile": False,
             },
             "rollout": {
@@ -186,10 +187,16 @@ def _optimiser(stage: TrainStage) -> dict[str, Any]:
         "lr": optim.lr,
         "weight_decay": optim.weight_decay,
         "lr_warmup_steps": optim.lr_warmup_steps,
-        "clip_grad": actor.grad_clip,
+        "clip_grad": _grad_clip(stage),
         "total_training_steps": stage.trainer.total_training_steps,
         **(adamw if optim.name == "adamw" else {}),
     }
+
+
+def _grad_clip(stage: TrainStage) -> float:
+    """verl asks for a number; a gradient of finite norm times min(1, inf / norm) is itself."""
+    largest = stage.actor_rollout_ref.actor.grad_clip
+    return math.inf if largest is None else largest
 
 
 def _candidates(stage: TrainStage) -> int:
