@@ -97,7 +97,7 @@ lock:
 		--python-version 3.12 --python-platform linux --output-file requirements/b200.lock
 
 schema: environment
-	$(IN) python -m score_centering.settings.schema
+	$(IN) python -m score_centering.settings.json_schema
 
 golden: test-environment
 	$(IN) WRITE_GOLDEN=1 pytest -q tests/dag/test_graphs.py

@@ -110,8 +110,8 @@ def time_updates(
     worker: object, workers: object, rollouts: Sequence[Rollout], sizes: dict[str, int]
 ) -> tuple[float, dict[str, float]]:
     """Seconds of an update with all rollouts, and the metrics of the first one."""
-    from score_centering.training.verl.loss import PolicyLoss
-    from score_centering.training.verl.update import Updater
+    from score_centering.training.verl.driver.verl_update import VerlUpdater
+    from score_centering.training.verl.worker.loss_head import PolicyLoss
 
     actor = SimpleNamespace(mini_batches=1, ppo_epochs=1, ppo_micro_batch_size_per_gpu=sizes["micro"])
     stage = SimpleNamespace(
@@ -119,7 +119,7 @@ def time_updates(
         trainer=SimpleNamespace(nonfinite="stop"),
     )
     worker.set_loss_fn(PolicyLoss(SC_TIS, temperature=1.0))
-    updater = Updater(workers, stage)
+    updater = VerlUpdater(workers, stage)
     gains = torch.from_numpy(np.random.default_rng(SEED).choice([-1.0, 1.0], len(rollouts)).astype(np.float32))
     metrics: list[dict[str, float]] = []
     device = worker.device_name

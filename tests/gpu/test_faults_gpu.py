@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from score_centering.precision import int4_kv, requantise
 from score_centering.rollout import LocalEngine, Sampling
-from score_centering.rollout.local.faults import CacheFaults
+from score_centering.rollout.local.cache_faults import CacheFaults
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

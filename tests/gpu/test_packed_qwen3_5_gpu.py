@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from score_centering.training.verl import packed_qwen3_5  # noqa: F401  installs itself
+from score_centering.training.verl.worker import packed_qwen3_5  # noqa: F401  installs itself
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

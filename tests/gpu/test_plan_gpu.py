@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
+from score_centering.planning.plan import Planner
 from score_centering.settings import load_settings
-from score_centering.training.plan import Planner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -28,7 +28,7 @@ CASE = {
 
 
 def test_the_plan_is_within_15_percent_of_a_measured_peak():
-    program = ROOT / "tests/unit/training/measure_local_memory.py"
+    program = ROOT / "tests/unit/planning/measure_local_memory.py"
     done = subprocess.run(
         [sys.executable, str(program), json.dumps(CASE), "cuda"], capture_output=True, text=True, check=True
     )

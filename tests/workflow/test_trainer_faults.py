@@ -179,7 +179,7 @@ def nan_logprob(rollouts):
 
 LOSS = ("score_centering.training.update", "policy_loss_from_hidden")
 SCORE = ("score_centering.reward.scorer", "Scorer.score")
-GENERATE = ("score_centering.rollout.local.engine", "LocalEngine.generate")
+GENERATE = ("score_centering.rollout.local.local_engine", "LocalEngine.generate")
 UPDATE = ("score_centering.training.update", "Updater.update")
 LOST = "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously reported\n"
 # Scoring and generating also happen in the validation before the first step and after the second one.

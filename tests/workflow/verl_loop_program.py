@@ -101,15 +101,18 @@ def main() -> None:
     settings = load_settings(SETTINGS, [f"trainer.name={trainer}", *OVERRIDES, *overrides], arm)
     stage = TrainStage.of(settings)
     if trainer == "verl":
-        from score_centering.training.verl import trainer as module
+        from score_centering.training.verl.driver import verl_trainer as module
 
+        train = module.train_with_verl
         module.VerlTrainer = noting(module.VerlTrainer, Path(f"{run_dir}.notes"))
     else:
         from score_centering.training import local as module
+
+        train = module.train_locally
     module.Scorer = TextScorer
     inputs = Inputs(PROBLEMS, PROBLEMS, Path(folder), Path(folder) / "w8a8.json")
     with open_run(run_dir, make_identity("test", arm, 0, stage.identity(), stage.runtime.device, 1)) as run:
-        module.train(run, stage, arm, 0, inputs)
+        train(run, stage, arm, 0, inputs)
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from score_centering.settings import UserError, interpolate, resolve, stage_json
 from score_centering.settings.stages import TrainStage
-from score_centering.settings.studies import STUDIES, cell_stage, cells
+from score_centering.settings.studies import SAMPLERS, STUDIES, cell_stage, cells, ways_to_center
 
 
 @cache
@@ -41,9 +41,9 @@ def study_files(study, name):
 
 def drift_files(extension):
     """The file of each run without a learning signal: by sampler, centering and seed."""
-    centering = ["exact", "none", *(f"k{k}" for k in SETTINGS.drift.head_sizes)]
+    centering = ways_to_center(SETTINGS.drift.head_sizes)
     pattern = f"<results>/drift/runs/{{sampler}}/{{centering}}/seed{{seed}}.{extension}"
-    return expand(pattern, sampler=["online", "frozen"], centering=centering, seed=SETTINGS.drift.seeds)
+    return expand(pattern, sampler=SAMPLERS, centering=centering, seed=SETTINGS.drift.seeds)
 
 
 def figure(stem, category, title):

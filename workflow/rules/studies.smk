@@ -158,8 +158,8 @@ rule drift_run:
     log:
         "<results>/logs/drift/{sampler}/{centering}/seed{seed}.log",
     wildcard_constraints:
-        sampler="online|frozen",
-        centering=r"exact|none|k\d+",
+        sampler="|".join(SAMPLERS),
+        centering="|".join(ways_to_center(SETTINGS.drift.head_sizes)),
         seed=r"\d+",
     conda:
         "../../environment.yml"

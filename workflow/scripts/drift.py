@@ -5,11 +5,12 @@ from pathlib import Path
 
 from score_centering.settings import UserError, cli, run_main
 from score_centering.settings.stages import DriftStage
+from score_centering.settings.studies import SAMPLERS, ways_to_center
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sampler", required=True, choices=("online", "frozen"), help="synced every step, or never")
+    parser.add_argument("--sampler", required=True, choices=SAMPLERS, help="synced every step, or never")
     parser.add_argument("--centering", required=True, metavar="NAME", help="exact, none, or k<K> of drift.head_sizes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dataset-manifest", type=Path, required=True, metavar="FILE", help="dataset/manifest.json")
@@ -27,10 +28,10 @@ def main() -> None:
     from transformers import AutoConfig
 
     from score_centering.data import read_split
-    from score_centering.figures.drift import DRIFT
+    from score_centering.figures.drift_study import DRIFT
     from score_centering.figures.scan import write_table
-    from score_centering.model.manifest import verified_folder
-    from score_centering.training.drift import drift_run, ways_to_center
+    from score_centering.model.model_manifest import verified_folder
+    from score_centering.training.drift_runs import drift_run
     from score_centering.training.local import Inputs
 
     needs_w8a8 = stage.train.actor_rollout_ref.rollout.quantization is not None

@@ -18,9 +18,9 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, FaultCheckStage)
 
-    from score_centering.figures.faults import check_table
+    from score_centering.figures.fault_study import check_table
     from score_centering.figures.scan import write_table
-    from score_centering.validation.faults import check_faults
+    from score_centering.validation.fault_check import check_faults
 
     rows = []
     for row in check_faults(stage, arguments.dataset_manifest, arguments.model_manifest, arguments.w8a8_config):

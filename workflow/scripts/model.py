@@ -16,7 +16,9 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, ModelStage)
 
-    from score_centering.model.prepare import prepare_model  # torch and transformers, only once the settings are good
+    from score_centering.model.prepare_model import (
+        prepare_model,  # torch and transformers, only once the settings are good
+    )
 
     def report(step: int, loss: float, reward: float) -> None:
         print(f"warm start: step {step}  loss {loss:.4f}  sampled reward {reward:.3f}", flush=True)

@@ -23,7 +23,7 @@ def main() -> None:
     settings, arms = cli.read_arms(arguments)
     device = arguments.device or ("cpu" if settings.runtime.device == "cpu" else "b200")
 
-    from score_centering.training.plan import report  # torch, only once the settings are good
+    from score_centering.planning.plan import report  # torch, only once the settings are good
 
     data = settings.data
     tokens = (

@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from score_centering.figures.canvas import drawing, save
-from score_centering.figures.drift import draw_drift, drift_table
-from score_centering.figures.faults import draw_faults, fault_table
+from score_centering.figures.drift_study import draw_drift, drift_table
+from score_centering.figures.fault_study import draw_faults, fault_table
 from score_centering.figures.scan import write_table
-from score_centering.figures.sweep import heat_map, sweep_table
+from score_centering.figures.sweep_study import heat_map, sweep_table
 from score_centering.settings import run_main
 
 

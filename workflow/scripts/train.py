@@ -50,7 +50,7 @@ def _resolved(arguments: argparse.Namespace, stage: TrainStage) -> str:
         return yaml.safe_dump(stage.model_dump(mode="json"), sort_keys=False)
     from omegaconf import OmegaConf
 
-    from score_centering.training.verl.config import verl_config
+    from score_centering.training.verl.driver.verl_config import verl_config
 
     results = Path("results") / stage.experiment
     w8a8 = stage.w8a8_config(results)
@@ -80,17 +80,17 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     run_dir = arguments.run_dir or results / name
 
     from score_centering.data import read_split
-    from score_centering.data.manifest import read_table
-    from score_centering.model.manifest import verified_folder
+    from score_centering.data.dataset_manifest import read_table
+    from score_centering.model.model_manifest import verified_folder
     from score_centering.runs import PRODUCTS, make_identity, open_run
     from score_centering.settings.inputs import sha256_file
     from score_centering.training.device import device_name, gpu_faults, lease
     from score_centering.training.loop import Inputs
 
     if stage.trainer.name == "verl":
-        from score_centering.training.verl.trainer import train
+        from score_centering.training.verl.driver.verl_trainer import train_with_verl as train
     else:
-        from score_centering.training.local import train
+        from score_centering.training.local import train_locally as train
 
     inputs = Inputs(
         train=read_table(arguments.train_file) if arguments.train_file else read_split(dataset, "train"),

@@ -20,13 +20,15 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, ValidationStage)
 
-    from score_centering.validation.plots import draw
+    from score_centering.figures.canvas import drawing, save
+    from score_centering.figures.validation_page import page
     from score_centering.validation.stage import validate_checkpoint
 
     validation = validate_checkpoint(stage, arguments.dataset_manifest, arguments.model_manifest, arguments.w8a8_config)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(validation, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    draw(validation, arguments.output.with_suffix(""))
+    with drawing():
+        save(page(validation), arguments.output.with_suffix(""))
     for name, value in validation["numbers"].items():
         print(f"{name:50} {value if value is None else f'{value:.6g}'}")
     for note in validation["notes"]:

@@ -21,7 +21,7 @@ def main() -> None:
     os.environ.setdefault("LLM_COMPRESSOR_LOG_LEVEL", "ERROR")
     from transformers.utils import logging
 
-    from score_centering.model.manifest import read_model_manifest, verified_folder
+    from score_centering.model.model_manifest import read_model_manifest, verified_folder
     from score_centering.model.w8a8 import prepare_w8a8
 
     logging.disable_progress_bar()

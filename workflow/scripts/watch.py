@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from score_centering.figures.watch import changes, experiment_status, line, table
+from score_centering.runs.watch import changes, experiment_status, line, table
 from score_centering.settings import UserError, run_main
 
 

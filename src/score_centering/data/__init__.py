@@ -1,7 +1,7 @@
 """Math problems with checkable answers: pinned sources, stable splits, a manifest that is verified on read."""
 
-from score_centering.data.manifest import Manifest, load_manifest, read_split
-from score_centering.data.prepare import Prepared, prepare, write_dataset
+from score_centering.data.dataset_manifest import Manifest, load_manifest, read_split
+from score_centering.data.prepare_dataset import Prepared, prepare, write_dataset
 from score_centering.data.problems import Problem, RawProblem, normalise_prompt
 from score_centering.data.source import Source, open_source
 

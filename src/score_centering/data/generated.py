@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-from score_centering.data.answers import answer_of_value
 from score_centering.data.problems import RawProblem
 from score_centering.data.source import Source
+from score_centering.data.source_answers import answer_of_value
 from score_centering.settings import UserError
 
 

@@ -35,7 +35,7 @@ def open_source(kind: str, block: dict[str, Any], seed: int) -> Source:
 
             return open_hub(**block)
         case "local":
-            from score_centering.data.local import open_local
+            from score_centering.data.local_files import open_local
 
             return open_local(**block)
     raise ValueError(f"dataset.source: {kind!r} is none of reasoning_gym, hub, local")

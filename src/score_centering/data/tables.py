@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from score_centering.data.answers import DECODER, MISSING, answer_of_value, answer_of_verification_info
 from score_centering.data.problems import RawProblem
+from score_centering.data.source_answers import DECODER, MISSING, answer_of_value, answer_of_verification_info
 from score_centering.settings import UserError
 
 SUFFIXES = (".parquet", ".jsonl")

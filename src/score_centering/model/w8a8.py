@@ -19,7 +19,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from score_centering.model.manifest import ModelManifest, digest_folder
+from score_centering.model.model_manifest import ModelManifest, digest_folder
 from score_centering.precision import listed_linears, requantise
 from score_centering.runs.files import make_folder, write_file
 from score_centering.settings import UserError

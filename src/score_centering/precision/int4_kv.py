@@ -63,9 +63,9 @@ def rotate(x: Tensor) -> Tensor:
     check_head_size(x.shape[-1])
     signs = _signs(x.shape[-1], x.device)
     if x.is_cuda:
-        from score_centering.precision import kernels
+        from score_centering.precision import format_kernels
 
-        return kernels.rotate(x, signs, inverse=False)
+        return format_kernels.rotate(x, signs, inverse=False)
     return _hadamard(x.float() * signs).to(x.dtype)
 
 
@@ -74,9 +74,9 @@ def unrotate(x: Tensor) -> Tensor:
     check_head_size(x.shape[-1])
     signs = _signs(x.shape[-1], x.device)
     if x.is_cuda:
-        from score_centering.precision import kernels
+        from score_centering.precision import format_kernels
 
-        return kernels.rotate(x, signs, inverse=True)
+        return format_kernels.rotate(x, signs, inverse=True)
     return (_hadamard(x.float()) * (signs / x.shape[-1])).to(x.dtype)
 
 
@@ -133,18 +133,18 @@ def unpack_scale(packed: Tensor) -> tuple[Tensor, Tensor]:
 def encode(x: Tensor) -> Tensor:
     """Rotate, quantise and pack vectors (..., D) → (..., D/2 + 4) uint8: what is written into the cache."""
     if x.is_cuda:
-        from score_centering.precision import kernels
+        from score_centering.precision import format_kernels
 
         check_head_size(x.shape[-1])
-        return kernels.encode(x, _signs(x.shape[-1], x.device))
+        return format_kernels.encode(x, _signs(x.shape[-1], x.device))
     return pack(*quantise(rotate(x)))
 
 
 def decode(packed: Tensor) -> Tensor:
     """Bytes (..., D/2 + 4) → vectors (..., D) float32 in the rotated space: (code − zero) · scale."""
     if packed.is_cuda:
-        from score_centering.precision import kernels
+        from score_centering.precision import format_kernels
 
-        return kernels.decode(packed)
+        return format_kernels.decode(packed)
     codes, scale, zero = unpack(packed)
     return (codes - zero.float().unsqueeze(-1)) * scale.unsqueeze(-1)

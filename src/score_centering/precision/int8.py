@@ -27,9 +27,9 @@ def quantise_activation(x: Tensor) -> tuple[Tensor, Tensor]:
     and codes 0; a row with a NaN has scale NaN, so that the fault stays visible.
     """
     if x.is_cuda:
-        from score_centering.precision import kernels
+        from score_centering.precision import format_kernels
 
-        return kernels.quantise_rows(x)
+        return format_kernels.quantise_rows(x)
     codes, scale = _quantise_activation_f32(x)
     return codes.to(torch.int8), scale
 
@@ -62,9 +62,9 @@ def quantise_weights(weights: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
                 f"INT8 weights: got {weight.dtype} {tuple(weight.shape)}, must be a bfloat16 matrix (out, in)"
             )
     if weights and weights[0].is_cuda:
-        from score_centering.precision import kernels
+        from score_centering.precision import format_kernels
 
-        return kernels.quantise_weights(weights)
+        return format_kernels.quantise_weights(weights)
     return [_quantise_weight_cpu(weight) for weight in weights]
 
 
@@ -134,10 +134,10 @@ def int8_linear(x: Tensor, weight_codes: Tensor, weight_scale: Tensor, bias: Ten
     """
     rows = x.reshape(-1, x.shape[-1])
     if x.is_cuda:
-        from score_centering.precision import kernels
+        from score_centering.precision import format_kernels
 
-        codes, scale = kernels.quantise_rows(rows)
-        out = kernels.scale_outputs(_int8_matmul_cuda(codes, weight_codes), scale, weight_scale)
+        codes, scale = format_kernels.quantise_rows(rows)
+        out = format_kernels.scale_outputs(_int8_matmul_cuda(codes, weight_codes), scale, weight_scale)
     else:
         codes, scale = _quantise_activation_f32(rows)
         out = (_int8_matmul_cpu(codes, weight_codes).mul_(scale)).mul_(weight_scale.float().T).to(torch.bfloat16)

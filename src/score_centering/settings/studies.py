@@ -1,6 +1,6 @@
 """The runs of the studies: cells of a grid that are normal training runs under changed settings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from score_centering.settings.stages import TrainStage
 
 STUDIES = ("faults", "sweep")
 NO_FAULT = "none"
+SAMPLERS = ("online", "frozen")  # of the drift study: synced every step, or fixed at the start
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,8 @@ def cell_stage(config: Mapping[str, Any], settings: Settings, study: str, cell: 
 
 def _noise(relative: float) -> Perturbation | None:
     return Perturbation(weight_noise=relative) if relative else None
+
+
+def ways_to_center(head_sizes: Sequence[int]) -> list[str]:
+    """Runs of the drift study: `exact` (the whole vocabulary is recorded), `none`, and `k<K>` for each K."""
+    return ["exact", "none", *(f"k{k}" for k in head_sizes)]

@@ -17,7 +17,7 @@ from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.precision.noise import WeightNoise
 from score_centering.reward import Scorer
 from score_centering.rollout import LocalEngine, Rollout
-from score_centering.rollout.local.faults import CacheFaults
+from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.rollout.vllm import VllmEngine
 from score_centering.runs import RunFolder
 from score_centering.runs.torch_state import restore_rng_state, rng_state
@@ -31,7 +31,7 @@ from score_centering.training.transport import ExternalGateway, direct, open_tra
 from score_centering.training.update import Updater
 
 
-def train(
+def train_locally(
     run: RunFolder,
     stage: TrainStage,
     arm: str,

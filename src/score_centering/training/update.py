@@ -20,8 +20,8 @@ from score_centering.rollout import Rollout
 from score_centering.routing.replay import replaying
 from score_centering.settings import UserError
 from score_centering.settings.model import Actor
-from score_centering.training.batch import MicroBatch, make_micro_batch
 from score_centering.training.masters import MasterWeights
+from score_centering.training.micro_batch import MicroBatch, make_micro_batch
 
 Sums = dict[str, Tensor]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from score_centering.precision import requantise
 from score_centering.reward import final_answer
 from score_centering.rollout import Engine, Rollout, Sampling, validate_all
-from score_centering.validation import checkpoint, drift, forward, gaps, layers
+from score_centering.validation import drift, gaps, layers, trainer_forward, w8a8_checkpoint
 from score_centering.validation.repeatability import compare_repeats, poison_freed_memory
 
 SCHEMA_VERSION = 1
@@ -67,7 +67,7 @@ def measure(
     numbers: dict[str, float] = {}
     notes: list[str] = []
     detail: dict[str, Any] = {"weights": layers.weight_errors(subject.base, subject.w8a8, subject.listed)}
-    numbers |= checkpoint.checkpoint_numbers(
+    numbers |= w8a8_checkpoint.checkpoint_numbers(
         subject.w8a8, requantise(subject.base, subject.listed), subject.listed, _linear_layers(subject.model)
     )
     numbers |= _largest(detail["weights"], "weights")
@@ -151,13 +151,13 @@ def _generate(
 
 def _distance(subject: Subject, plan: Plan, precision: str, sampled: Sequence[Rollout]) -> dict[str, float]:
     """The gap to the trainer, head masses, and the gap between the engine and the emulation of its formats."""
-    scores = forward.score(subject.model, sampled, plan.temperature, plan.batch_size, plan.device)
+    scores = trainer_forward.score(subject.model, sampled, plan.temperature, plan.batch_size, plan.device)
     numbers = gaps.sampled_gaps(scores.log_p, scores.log_q)
     numbers |= gaps.head_masses(scores.candidate_log_q, scores.candidate_log_p, list(plan.head_sizes))
     numbers["top1_agreement"] = scores.top1_agrees.double().mean().item()
     if precision != BF16:
         with emulation(subject.model, subject.w8a8, subject.listed, precision):
-            emulated = forward.score(subject.model, sampled, plan.temperature, plan.batch_size, plan.device)
+            emulated = trainer_forward.score(subject.model, sampled, plan.temperature, plan.batch_size, plan.device)
         gap = gaps.sampled_gaps(emulated.log_p, emulated.log_q)
         numbers |= {f"emulation.{name}": gap[name] for name in ("abs_logprob_gap_mean", "abs_logprob_gap_p95")}
     return numbers
@@ -171,12 +171,12 @@ def _drift(subject: Subject, plan: Plan, dense: Sequence[Rollout], notes: list[s
     with_parameters = sum(p.numel() for p in parameters) <= ALL_PARAMETERS_LIMIT
     if not with_parameters:
         notes.append(f"the drift in all parameters is measured up to {ALL_PARAMETERS_LIMIT} parameters only")
-    log_q = forward.dense_log_q(dense, weight.shape[0]).to(plan.device)
+    log_q = trainer_forward.dense_log_q(dense, weight.shape[0]).to(plan.device)
     log_p, hidden = [], []
     with torch.no_grad():
-        for batch in forward.batches(dense, plan.batch_size, plan.device):
-            hidden.append(forward.hidden_states(model, batch))
-            log_p.append(forward.log_probs(hidden[-1], weight, plan.temperature))
+        for batch in trainer_forward.batches(dense, plan.batch_size, plan.device):
+            hidden.append(trainer_forward.hidden_states(model, batch))
+            log_p.append(trainer_forward.log_probs(hidden[-1], weight, plan.temperature))
     numbers = gaps.dense_gaps(torch.cat(log_p), log_q)
     del numbers["top1_agreement"]  # measured on all sampled rollouts
     numbers |= drift.drift_norms(
@@ -186,8 +186,8 @@ def _drift(subject: Subject, plan: Plan, dense: Sequence[Rollout], notes: list[s
 
         def pairs():
             start = 0
-            for batch in forward.batches(dense, plan.batch_size, plan.device):
-                p = forward.log_probs(forward.hidden_states(model, batch), weight, plan.temperature)
+            for batch in trainer_forward.batches(dense, plan.batch_size, plan.device):
+                p = trainer_forward.log_probs(trainer_forward.hidden_states(model, batch), weight, plan.temperature)
                 yield p, log_q[start : start + len(p)]
                 start += len(p)
 
@@ -198,15 +198,15 @@ def _drift(subject: Subject, plan: Plan, dense: Sequence[Rollout], notes: list[s
 @torch.no_grad()
 def _activation_detail(subject: Subject, plan: Plan, precision: str, inputs: Sequence[Rollout]) -> dict[str, Any]:
     """Errors by layer of the emulated precision against BF16, both run on the prompts and responses of `inputs`."""
-    batch = forward.collate(inputs[: plan.batch_size], plan.device)
+    batch = trainer_forward.collate(inputs[: plan.batch_size], plan.device)
     with layers.recorded_outputs(subject.model, subject.listed) as reference:
-        forward.hidden_states(subject.model, batch)
+        trainer_forward.hidden_states(subject.model, batch)
     with ExitStack() as stack:
         kv = stack.enter_context(layers.int4_cache(subject.model, batch.mask)) if precision == INT8_INT4KV else {}
         linear = stack.enter_context(
             layers.int8_layers(subject.model, subject.w8a8, subject.listed, reference, batch.mask)
         )
-        forward.hidden_states(subject.model, batch)
+        trainer_forward.hidden_states(subject.model, batch)
     detail = {
         "layers": {
             name: {**e.input.numbers("input"), **e.local.numbers("local"), **e.output.numbers("output")}

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from score_centering.data import read_split
 from score_centering.model.chat import encode_prompt, stop_token_ids
-from score_centering.model.manifest import verified_folder
+from score_centering.model.model_manifest import verified_folder
 from score_centering.model.sources import load_folder
 from score_centering.precision import listed_linears
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.precision.names import text_part
 from score_centering.rollout import Engine, LocalEngine
-from score_centering.rollout.local.faults import CacheFaults
+from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.rollout.vllm import VllmEngine
 from score_centering.settings import UserError
 from score_centering.settings.stages import ValidationStage
-from score_centering.validation.checkpoint import check_scheme, check_tensors, read_weights
 from score_centering.validation.gaps import allowed_head_sizes
 from score_centering.validation.measure import BF16, INT8, INT8_INT4KV, Plan, Subject, measure
+from score_centering.validation.w8a8_checkpoint import check_scheme, check_tensors, read_weights
 
 ENGINE_SLOTS = 64
 FORWARD_ROLLOUTS = 32

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from score_centering.data.answers import answer_of_value, answer_of_verification_info
+from score_centering.data.source_answers import answer_of_value, answer_of_verification_info
 
 
 @pytest.mark.parametrize(

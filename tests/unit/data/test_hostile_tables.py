@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from score_centering.data.manifest import TABLE_SCHEMA, read_table
+from score_centering.data.dataset_manifest import TABLE_SCHEMA, read_table
 from score_centering.data.tables import read_rows
 from score_centering.settings import UserError
 

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from score_centering.figures.canvas import drawing, save
-from score_centering.figures.drift import DRIFT, draw_drift, drift_table, growth_exponent
-from score_centering.figures.faults import check_table, draw_faults, fault_table
-from score_centering.figures.sweep import heat_map, sweep_table
+from score_centering.figures.drift_study import DRIFT, draw_drift, drift_table, growth_exponent
+from score_centering.figures.fault_study import check_table, draw_faults, fault_table
+from score_centering.figures.sweep_study import heat_map, sweep_table
 
 LIMITS = json.dumps({"limits": {"int8_int4kv.k3_kl": {"min": None, "max": 0.0066}}})
 

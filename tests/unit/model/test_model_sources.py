@@ -14,7 +14,7 @@ import torch
 
 from score_centering.data import Problem
 from score_centering.model.chat import encode_prompt, stop_token_ids
-from score_centering.model.manifest import SCHEMA_VERSION, ModelManifest, read_model_manifest, verified_folder
+from score_centering.model.model_manifest import SCHEMA_VERSION, ModelManifest, read_model_manifest, verified_folder
 from score_centering.model.scratch import build_model, train_tokenizer
 from score_centering.model.sources import load_folder, load_gguf, local_folder, package_file
 from score_centering.model.warm_start import Example, warm_start

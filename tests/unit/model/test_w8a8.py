@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from score_centering.model.manifest import ModelManifest, digest_folder
+from score_centering.model.model_manifest import ModelManifest, digest_folder
 from score_centering.model.w8a8 import prepare_w8a8
 from score_centering.precision import listed_linears, requantise
 from score_centering.settings import UserError

@@ -33,7 +33,7 @@ RUN_BY = {
     "make b200 PYTHON=python3.12": GPU,
     "make lock": LONG,
     "python workflow/scripts/plan.py --configfile config/b200.yaml": (
-        "tests/unit/training/test_plan.py::test_nine_billion_parameters_fit_a_b200_and_no_h200"
+        "tests/unit/planning/test_plan.py::test_nine_billion_parameters_fit_a_b200_and_no_h200"
     ),
     'make all PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"': LONG,
     "make schema": "tests/unit/settings/test_settings.py::test_schema_file_is_current",
@@ -95,7 +95,7 @@ RUN_BY = {
         "tests/unit/gateway/test_gateway_programs.py::"
         "test_the_program_serves_at_its_port_with_its_key_until_it_is_stopped"
     ),
-    "python workflow/scripts/watch.py results/tiny": "tests/unit/figures/test_watch.py::test_program",
+    "python workflow/scripts/watch.py results/tiny": "tests/unit/runs/test_run_watch.py::test_program",
     "python workflow/scripts/compare.py results/tiny results/other": "tests/unit/figures/test_compare.py::test_program",
     "python workflow/scripts/dataset.py --output-dir out --val-size 500 --seed 42 --configfile config/b200.yaml": (
         "tests/unit/data/test_dataset_hub.py::test_the_program_prepares_a_hub_dataset_through_HF_ENDPOINT"

@@ -15,7 +15,7 @@ import torch
 from score_centering.rollout import Sampling, validate_all
 from score_centering.rollout.vllm import CPU_ENVIRONMENT, ENVIRONMENT
 from score_centering.rollout.vllm_capture import EXTENSION
-from score_centering.training.verl.capture import request, to_rollout
+from score_centering.training.verl.messages import request, to_rollout
 from vllm_models import VOCABULARY, tiny_llama
 
 
@@ -35,7 +35,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None
 
 @pytest.fixture
 def server_class(monkeypatch):
-    """`Server` without verl and Ray, which vLLM's environment does not have: only their bases are stand-ins."""
+    """`VllmServer` without verl and Ray, which vLLM's environment does not have: only their bases are stand-ins."""
     rollout = "verl.workers.rollout"
     stand_in(monkeypatch, "ray", remote=lambda kind: kind)
     for package in ("verl", "verl.workers", rollout, f"{rollout}.vllm_rollout"):
@@ -43,9 +43,9 @@ def server_class(monkeypatch):
     stand_in(monkeypatch, f"{rollout}.replica", TokenOutput=TokenOutput)
     server = f"{rollout}.vllm_rollout.vllm_async_server"
     stand_in(monkeypatch, server, vLLMHttpServer=object, vLLMReplica=object)
-    from score_centering.training.verl.vllm_extension import Server
+    from score_centering.training.verl.server.vllm_server import VllmServer
 
-    return Server
+    return VllmServer
 
 
 async def answers(server: Any, arguments: dict[str, Any], requests: list[tuple[list[int], dict[str, Any]]]) -> list:
@@ -70,8 +70,8 @@ def test_the_worker_records_once_verl_has_set_it_up(monkeypatch):
     stand_in(monkeypatch, f"{loader}.reload", finalize_layerwise_reload=None, initialize_layerwise_reload=None)
     stand_in(monkeypatch, f"{rollout}.bucketed_weight_transfer", BucketedWeightReceiver=None)
     stand_in(monkeypatch, f"{rollout}.utils", vLLMColocateWorkerExtension=base)
-    monkeypatch.delitem(sys.modules, "score_centering.training.verl.vllm_worker", raising=False)
-    from score_centering.training.verl.vllm_worker import WorkerExtension
+    monkeypatch.delitem(sys.modules, "score_centering.training.verl.server.vllm_worker", raising=False)
+    from score_centering.training.verl.server.vllm_worker import WorkerExtension
 
     one, two, three = torch.zeros(3).unbind()
     worker = WorkerExtension()
@@ -80,7 +80,7 @@ def test_the_worker_records_once_verl_has_set_it_up(monkeypatch):
     worker.monkey_patch_model(7)
     assert worker.told == [7] and all(isinstance(cache, torch.Tensor) for cache in worker.model_runner.kv_caches)
     assert worker.take_capture([]) == [] and worker.execute_model.__qualname__.startswith("CaptureExtension")
-    del sys.modules["score_centering.training.verl.vllm_worker"]  # made of stand-ins
+    del sys.modules["score_centering.training.verl.server.vllm_worker"]  # made of stand-ins
 
 
 @pytest.mark.vllm

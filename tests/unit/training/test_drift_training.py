@@ -10,7 +10,8 @@ from score_centering.rollout import Rollout
 from score_centering.settings import load_settings
 from score_centering.settings.model import Actor, Optim
 from score_centering.settings.stages import DriftStage
-from score_centering.training.drift import centering_settings, ways_to_center
+from score_centering.settings.studies import ways_to_center
+from score_centering.training.drift_runs import centering_settings
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
 from tiny_model import VOCABULARY, tiny_model

@@ -12,7 +12,7 @@ from score_centering.runs import make_identity, open_run
 from score_centering.settings import UserError, load_settings
 from score_centering.settings.stages import TrainStage
 from score_centering.training import transport
-from score_centering.training.local import train
+from score_centering.training.local import train_locally
 from score_centering.training.loop import Inputs
 from score_centering.training.transport import ExternalGateway
 
@@ -50,7 +50,7 @@ def metrics(folder: Path, inputs: Inputs, arm: str, way: str) -> bytes:
     stage = stage_of(arm, way)
     identity = make_identity("test", arm, 0, stage.identity(), "cpu", 1)
     with open_run(folder / way / arm, identity) as run:
-        train(run, stage, arm, 0, inputs)
+        train_locally(run, stage, arm, 0, inputs)
     return (folder / way / arm / "metrics.parquet").read_bytes()
 
 

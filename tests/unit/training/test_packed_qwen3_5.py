@@ -6,7 +6,7 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
 from score_centering.precision.bf16 import install_cpu_kernels
-from score_centering.training.verl import packed_qwen3_5
+from score_centering.training.verl.worker import packed_qwen3_5
 
 LENGTHS = (7, 70, 1, 33)  # below, above, and far below the delta rule's chunk of 64
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}

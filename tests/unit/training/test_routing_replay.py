@@ -16,9 +16,9 @@ from score_centering.rollout.wire import decode, encode
 from score_centering.settings import UserError, load_settings
 from score_centering.settings.model import Actor, Optim
 from score_centering.settings.stages import TrainStage
-from score_centering.training.batch import make_micro_batch
 from score_centering.training.local import _local_engine as local_engine
 from score_centering.training.masters import MasterWeights
+from score_centering.training.micro_batch import make_micro_batch
 from score_centering.training.update import Updater
 
 SIZES = {

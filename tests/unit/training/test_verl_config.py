@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from score_centering.settings import UserError, load_settings
 from score_centering.settings.stages import TrainStage
-from score_centering.training.verl import config
+from score_centering.training.verl.driver import verl_config
 
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed (requirements/test.lock has it)", allow_module_level=True)
@@ -27,7 +27,7 @@ def stage(arm: str = "sc", *overrides: str, smoke: bool = False) -> TrainStage:
 
 
 def resolved(stage: TrainStage) -> dict:
-    made = config.verl_config(stage, "sc", 0, Path("model"), Path("w8a8/config.json"))
+    made = verl_config.verl_config(stage, "sc", 0, Path("model"), Path("w8a8/config.json"))
     return OmegaConf.to_container(made)
 
 
@@ -110,10 +110,10 @@ def test_gpus_that_do_not_divide_an_update_are_refused():
 
 
 def test_another_verl_is_refused(monkeypatch):
-    monkeypatch.setattr(config, "version", lambda _: "0.9.0")
+    monkeypatch.setattr(verl_config, "version", lambda _: "0.9.0")
     with pytest.raises(UserError, match=r"verl 0\.9\.0 is installed, this project is made for verl 0\.8\.0"):
         resolved(stage())
 
 
 def test_micro_batches_are_equal():
-    assert [config.micro_batch_size(rows, 8) for rows in (8, 12, 7, 13, 5)] == [8, 6, 7, 1, 5]
+    assert [verl_config.micro_batch_size(rows, 8) for rows in (8, 12, 7, 13, 5)] == [8, 6, 7, 1, 5]

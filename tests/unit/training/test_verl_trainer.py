@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]  #
 
 
 def test_the_rollout_engines_sleep_before_the_update():
-    from score_centering.training.verl.trainer import VerlTrainer
+    from score_centering.training.verl.driver.verl_trainer import VerlTrainer
 
     calls = []
     trainer = object.__new__(VerlTrainer)

@@ -10,7 +10,7 @@ from transformers.models.qwen3_5 import Qwen3_5ForConditionalGeneration, Qwen3_5
 
 from score_centering.precision import quantise_weight
 from score_centering.precision.names import multimodal_config, multimodal_name, text_name, text_part
-from score_centering.training.verl.vllm_sync import (
+from score_centering.training.verl.server.vllm_sync import (
     Sync,
     engine_arguments,
     engine_overrides,

@@ -24,8 +24,8 @@ def main(folder: Path, rank: int, ranks: int, device: str) -> None:
     connect(folder / f"store{ranks}", rank, ranks, device)
     full_precision()
 
-    from score_centering.training.verl import update
-    from score_centering.training.verl.loss import PolicyLoss
+    from score_centering.training.verl.driver.verl_update import VerlUpdater
+    from score_centering.training.verl.worker.loss_head import PolicyLoss
 
     case = torch.load(folder / "case.pt", weights_only=False)
     worker = make_worker(folder / "model", case["param_dtype"], SGD)
@@ -35,7 +35,7 @@ def main(folder: Path, rank: int, ranks: int, device: str) -> None:
         for layout in case["layouts"]:
             worker.engine.restore_shard(start)
             worker.set_loss_fn(PolicyLoss(objective, 1.0))
-            updater = update.Updater(Workers(worker, rank, ranks, layout == "packed"), stage)
+            updater = VerlUpdater(Workers(worker, rank, ranks, layout == "packed"), stage)
             before = {key: value.full_tensor().clone() for key, value in worker.engine.module.named_parameters()}
             metrics = updater.update(case["rollouts"], case["advantages"], step=1)
             after = {key: value.full_tensor() for key, value in worker.engine.module.named_parameters()}

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 
 from score_centering.settings import UserError
-from score_centering.validation.checkpoint import check_scheme, check_tensors, checkpoint_numbers, read_weights
 from score_centering.validation.gate import failures
 from score_centering.validation.layers import weight_errors
+from score_centering.validation.w8a8_checkpoint import check_scheme, check_tensors, checkpoint_numbers, read_weights
 
 CONFIG = {
     "quantization_config": {

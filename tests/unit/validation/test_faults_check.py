@@ -4,7 +4,7 @@ import pytest
 
 from score_centering.settings import UserError, load_settings
 from score_centering.settings.stages import FaultCheckStage
-from score_centering.validation.faults import check_faults
+from score_centering.validation.fault_check import check_faults
 
 
 def test_faults_of_another_engine_are_refused():

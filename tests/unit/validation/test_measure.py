@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from score_centering.figures.canvas import drawing, save
+from score_centering.figures.validation_page import page
 from score_centering.validation.measure import PRECISIONS, Plan, Subject, greedy_agreement, measure
-from score_centering.validation.plots import draw
 
 PROMPTS = [[5, 9, 17], [3, 44, 21, 60], [30]]
 
@@ -106,8 +107,8 @@ def test_the_model_comes_back_as_it_was(result, tiny_qwen):
 
 
 def test_the_page_of_figures_is_the_same_bytes_twice(result, tmp_path):
-    (tmp_path / "again").mkdir()
-    first, second = (draw(result, folder / "validation") for folder in (tmp_path, tmp_path / "again"))
+    with drawing():
+        first, second = (save(page(result), folder / "validation") for folder in (tmp_path, tmp_path / "again"))
     assert [path.name for path in first] == ["validation.png", "validation.svg", "validation.pdf"]
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()

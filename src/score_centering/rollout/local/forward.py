@@ -15,15 +15,15 @@ from torch import Tensor
 from score_centering.precision import int4_kv
 from score_centering.precision.bf16 import delta_chunk, l2norm
 from score_centering.rollout.local.architecture import Architecture, Experts
-from score_centering.rollout.local.faults import CacheFaults
-from score_centering.rollout.local.state import AttentionState, LinearAttentionState, State
-from score_centering.rollout.local.weights import (
+from score_centering.rollout.local.cache_faults import CacheFaults
+from score_centering.rollout.local.engine_weights import (
     AttentionWeights,
     ExpertWeights,
     LinearAttentionWeights,
     MlpWeights,
     Weights,
 )
+from score_centering.rollout.local.state import AttentionState, LinearAttentionState, State
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,9 @@ def _attend_packed(query: Tensor, kv: Tensor, scale: float, step: Step) -> Tenso
     query (B, Hkv, G·C, D) bfloat16, rotated; kv (B, 2·Hkv, S, D/2 + 4) uint8 → (B, Hkv, G·C, D) bfloat16, rotated.
     """
     if query.is_cuda and step.positions.shape[1] == 1:
-        from score_centering.rollout.local import kernels
+        from score_centering.rollout.local import attention_kernels
 
-        return kernels.attend_packed(query, kv, scale, step.positions)
+        return attention_kernels.attend_packed(query, kv, scale, step.positions)
     half = query.shape[-1] // 2
     kv_scale, kv_zero = int4_kv.unpack_scale(kv)
     key_scale, value_scale = kv_scale.unsqueeze(-2).chunk(2, dim=1)  # (B, Hkv, 1, S)

@@ -13,8 +13,8 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 from verl.utils.profiler import simple_timer
 
-from score_centering.training.verl.capture import to_rollout
-from score_centering.training.verl.config import AGENT_LOOP
+from score_centering.training.verl.driver.verl_config import AGENT_LOOP
+from score_centering.training.verl.messages import to_rollout
 
 RECORD = "rollout"
 
@@ -24,7 +24,7 @@ class SingleTurn(AgentLoopBase):
     """Sends a prompt's ids to a rollout server and keeps the record of what was sampled."""
 
     async def run(self, sampling_params: dict[str, Any], **fields: Any) -> AgentLoopOutput:
-        """fields: prompt_ids, prompt_index, sample_index and request (`capture.request`); verl's own sampling_params
+        """fields: prompt_ids, prompt_index, sample_index and request (`messages.request`); verl's own sampling_params
         have neither seed nor K and are not used."""
         prompt_ids, seconds = list(fields["prompt_ids"]), {}
         with simple_timer("generate_sequences", seconds):

@@ -4,29 +4,29 @@ import torch
 from verl.workers.rollout import base
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
-from score_centering.training.verl import (
-    agent_loop,  # noqa: F401  enters itself
-    engine,
+from score_centering.training.verl import agent_loop  # noqa: F401  enters itself
+from score_centering.training.verl.worker import (
+    fsdp_engine,
     packed_qwen3_5,  # noqa: F401  installs itself
 )
 
 
 def _local_replica() -> type[RolloutReplica]:
-    from score_centering.training.verl.local_rollout import Replica
+    from score_centering.training.verl.server.local_server import LocalReplica
 
-    return Replica
+    return LocalReplica
 
 
 def _vllm_replica() -> type[RolloutReplica]:
-    from score_centering.training.verl.vllm_extension import Replica
+    from score_centering.training.verl.server.vllm_server import VllmReplica
 
-    return Replica
+    return VllmReplica
 
 
 def _register_rollouts() -> None:
     RolloutReplicaRegistry.register("local", _local_replica)
     RolloutReplicaRegistry.register("vllm", _vllm_replica)
-    base._ROLLOUT_REGISTRY["local", "async"] = "score_centering.training.verl.local_rollout.Adapter"
+    base._ROLLOUT_REGISTRY["local", "async"] = "score_centering.training.verl.worker.local_adapter.LocalAdapter"
 
 
 def _cpu_memory_statistics() -> None:
@@ -36,6 +36,6 @@ def _cpu_memory_statistics() -> None:
             setattr(torch.cpu, name, lambda: 0)
 
 
-engine.register()
+fsdp_engine.register()
 _register_rollouts()
 _cpu_memory_statistics()

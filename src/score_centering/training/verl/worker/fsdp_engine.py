@@ -15,14 +15,14 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.runs.torch_state import optimizer_tensors, restore_optimizer
-from score_centering.training.verl.batch import response_rows
-from score_centering.training.verl.loss import LOGPROBS, LossHead, PolicyLoss, install_loss_head
+from score_centering.training.verl.worker.loss_head import LOGPROBS, LossHead, PolicyLoss, install_loss_head
+from score_centering.training.verl.worker.response_tokens import response_rows
 
 MODEL, UPDATES = "model.", "updates"
 STRATEGIES, DEVICES = ("fsdp", "fsdp2"), ("cpu", "cuda")
 
 
-class Engine(FSDPEngineWithLMHead):
+class FsdpEngine(FSDPEngineWithLMHead):
     """One rank's part of the model and its optimiser."""
 
     _updates = 0
@@ -113,4 +113,4 @@ def register() -> None:
     """Let verl build this engine; its registry keeps the first entry of a key, so it is entered directly."""
     for strategy in STRATEGIES:
         for device in DEVICES:
-            EngineRegistry._engines["language_model"][strategy][device] = Engine
+            EngineRegistry._engines["language_model"][strategy][device] = FsdpEngine

@@ -9,11 +9,11 @@ import pytest
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
+from score_centering.planning.plan import Planner, model_config, verdict
+from score_centering.planning.throughput import decoding_seconds
 from score_centering.rollout import LocalEngine
 from score_centering.settings import Settings, UserError, load_settings
 from score_centering.settings.model import HubModel, Model
-from score_centering.training.plan import Planner, model_config, verdict
-from score_centering.training.throughput import decoding_seconds
 
 ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "config/config.yaml", ROOT / "config/b200.yaml"]
@@ -140,7 +140,7 @@ def test_a_measured_decoding_speed_is_returned_as_measured():
 
 def test_an_unknown_hub_model_needs_its_config(monkeypatch, tmp_path):
     model = Model(source="hub", hub=HubModel(repo="someone/model", revision="main"))
-    monkeypatch.setattr("score_centering.training.plan.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr("score_centering.planning.plan.try_to_load_from_cache", lambda *_, **__: None)
     with pytest.raises(UserError, match=r"^model\.hub: config\.json of someone/model is not in the hub client's cache"):
         model_config(model, None)
     Qwen3_5TextConfig(**SHAPE).save_pretrained(tmp_path)

@@ -8,13 +8,11 @@ import numpy as np
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from score_centering.figures.arms import in_order, styles
-from score_centering.figures.numerals import scientific
-from score_centering.figures.series import WINDOW
 from score_centering.runs.folder import read_phase
 from score_centering.runs.lock import in_use, read_owner
 from score_centering.runs.log import read_log
 
+RECENT_STEPS = 10  # rewards, K3 and speed are means over these
 QUIET_S = 60.0  # a run whose phase has not changed for so long is asked whether its process still lives
 
 
@@ -58,14 +56,12 @@ def run_status(run_dir: Path, now: float) -> Status:
 
 def experiment_status(folder: Path, now: float) -> list[Status]:
     """Every run below `folder`/runs that has begun, in order of arm and seed."""
-    found = [run_status(path.parent.parent, now) for path in sorted(folder.glob("runs/*/seed*/state/identity.json"))]
-    order = in_order(status.arm for status in found)
-    return sorted(found, key=lambda status: (order.index(status.arm), status.seed))
+    found = (run_status(path.parent.parent, now) for path in folder.glob("runs/*/seed*/state/identity.json"))
+    return sorted(found, key=lambda status: (status.arm, status.seed))
 
 
 def table(statuses: list[Status]) -> Table:
     """For a terminal."""
-    looks = styles(status.arm for status in statuses)
     result = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("Arm", "Seed", "State", "Step", ""):
         result.add_column(name, justify="right" if name in ("Seed", "Step") else "left")
@@ -73,7 +69,7 @@ def table(statuses: list[Status]) -> Table:
         result.add_column(name, justify="right")
     for status in statuses:
         result.add_row(
-            looks[status.arm].label,
+            status.arm,
             str(status.seed),
             status.state,
             f"{status.step}/{status.total}",
@@ -113,7 +109,7 @@ def _state(run_dir: Path, now: float) -> str:
 
 
 def _recent(rows: list[dict], name: str) -> float | None:
-    values = [row[name] for row in rows[-WINDOW:] if row.get(name) is not None]
+    values = [row[name] for row in rows[-RECENT_STEPS:] if row.get(name) is not None]
     return float(np.mean(values)) if values else None
 
 
@@ -121,7 +117,7 @@ def _numbers(status: Status) -> tuple[str, str, str, str]:
     ongoing = status.state not in ("finished", "stopped", "killed") and status.seconds_left is not None
     return (
         "–" if status.reward is None else f"{status.reward:.3f}",
-        "–" if status.k3 is None else scientific(status.k3),
+        "–" if status.k3 is None else f"{status.k3:.1e}",
         "–" if status.tokens_per_s is None else f"{status.tokens_per_s:.0f}",
         duration(status.seconds_left) if ongoing else "–",
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from score_centering.figures.watch import changes, duration, experiment_status, line, table
 from score_centering.runs.log import encode
+from score_centering.runs.watch import changes, duration, experiment_status, line, table
 
 PROGRAM = Path(__file__).parents[3] / "workflow" / "scripts" / "watch.py"
 
@@ -38,12 +38,12 @@ def test_where_runs_stand(tmp_path):
     begin(tmp_path, "grpo", 0)
     begin(tmp_path, "sc_tis", 5, owner=False)
     found = {status.arm: status for status in experiment_status(tmp_path, time.time())}
-    assert list(found) == ["grpo_bf16", "grpo", "sc", "sc_tis"]
-    assert [status.state for status in found.values()] == ["finished", "rollout", "rollout", "stopped"]
+    assert list(found) == ["grpo", "grpo_bf16", "sc", "sc_tis"]
+    assert [status.state for status in found.values()] == ["rollout", "finished", "rollout", "stopped"]
     assert (found["sc"].step, found["sc"].total, found["sc"].seconds_left) == (10, 60, 100.0)
     assert (found["sc"].reward, found["sc"].k3, found["sc"].tokens_per_s) == pytest.approx((0.5, 2e-3, 3000.0))
     assert found["grpo"].reward is None
-    assert line(found["sc"]) == ("sc seed 0  rollout  step 10/60  reward 0.500  K3 2.0×10⁻³  3000 tokens/s  1:40 left")
+    assert line(found["sc"]) == ("sc seed 0  rollout  step 10/60  reward 0.500  K3 2.0e-03  3000 tokens/s  1:40 left")
     assert line(found["grpo"]).endswith("step 0/60  reward –  K3 –  – tokens/s  – left")
 
 
@@ -79,7 +79,7 @@ def test_table_on_a_terminal(tmp_path):
     console = Console(width=110, force_terminal=False)
     with console.capture() as capture:
         console.print(table(experiment_status(tmp_path, time.time())))
-    for text in ("SC", "30/60", "0.500", "2.0×10⁻³", "3000", "1:00"):
+    for text in ("sc", "30/60", "0.500", "2.0e-03", "3000", "1:00"):
         assert text in capture.get()
 
 

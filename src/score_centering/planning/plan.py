@@ -25,16 +25,16 @@ from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
 from score_centering.model.sources import local_folder, package_file
 from score_centering.objectives.loss import CHUNK_BYTES
+from score_centering.planning.live_memory import pass_bytes
+from score_centering.planning.throughput import DEVICES, decoding_seconds, training_flops_per_second
 from score_centering.precision import listed_linears
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.rollout.local.architecture import parameter_model, read_architecture
-from score_centering.rollout.local.engine import PREFILL_CHUNK, PREFILL_ROWS
+from score_centering.rollout.local.local_engine import PREFILL_CHUNK, PREFILL_ROWS
 from score_centering.rollout.local.state import State
 from score_centering.runs import peak_rss_bytes
 from score_centering.settings import Settings, UserError
 from score_centering.settings.model import Model
-from score_centering.training.live_memory import pass_bytes
-from score_centering.training.throughput import DEVICES, decoding_seconds, training_flops_per_second
 
 KNOWN_SHAPE = "Qwen/Qwen3.5-9B"
 MALLOC_SHARE = 0.25  # measured at two small models: what a CPU's allocator keeps of what an update frees

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from verl.utils import tensordict_utils
 
 from score_centering.objectives import LossResult, Objective, policy_loss_from_hidden
-from score_centering.training.verl.batch import response_rows, to_tokens
+from score_centering.training.verl.worker.response_tokens import response_rows, to_tokens
 
 SUMS = "sums"
 LOGPROBS = "policy_logprobs"

@@ -1,4 +1,4 @@
-"""vLLM as a rollout server of verl with what verl 0.8.0 lacks: INT8 weights, and the capture records of `capture`.
+"""vLLM as a rollout server of verl with what verl 0.8.0 lacks: INT8 weights, and the capture records of `messages`.
 
 No file of either package changes: the server and the replica are subclasses, entered into verl's registry.
 """
@@ -23,15 +23,15 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from score_centering.precision.names import multimodal_config, needs_multimodal_class
 from score_centering.rollout.vllm import check_prompts, sampling_parameters, to_rollout
 from score_centering.settings.inputs import read_json
-from score_centering.training.verl.capture import answer, sampling_of
-from score_centering.training.verl.vllm_sync import engine_arguments, engine_overrides, set_switches
+from score_centering.training.verl.messages import answer, sampling_of
+from score_centering.training.verl.server.vllm_sync import engine_arguments, engine_overrides, set_switches
 
 NO_PORT = 0
-WORKER = "score_centering.training.verl.vllm_worker.WorkerExtension"
+WORKER = "score_centering.training.verl.server.vllm_worker.WorkerExtension"
 
 
-class Server(vLLMHttpServer):
-    """verl's server; weights come through `vllm_worker`, requests and answers are those of `capture`."""
+class VllmServer(vLLMHttpServer):
+    """verl's server; weights come through `vllm_worker`, requests and answers are those of `messages`."""
 
     def _post_init(self, cuda_visible_devices: str) -> None:
         """Where vLLM knows the text model inside its multimodal class only, it opens a folder that says so."""
@@ -96,9 +96,9 @@ class Server(vLLMHttpServer):
         return TokenOutput(token_ids=rollout.token_ids.tolist(), stop_reason="completed", extra_fields=answer(rollout))
 
 
-class Replica(vLLMReplica):
-    """Launches `Server` actors."""
+class VllmReplica(vLLMReplica):
+    """Launches `VllmServer` actors."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self.server_class = ray.remote(Server)
+        self.server_class = ray.remote(VllmServer)

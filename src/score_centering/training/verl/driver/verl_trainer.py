@@ -34,18 +34,18 @@ from score_centering.training.loop import Inputs, RunLoop
 from score_centering.training.transport import direct, open_transport
 from score_centering.training.verl import plugin  # noqa: F401  enters our rollout servers into this process too
 from score_centering.training.verl.agent_loop import RECORD
-from score_centering.training.verl.capture import request
-from score_centering.training.verl.config import verl_config
-from score_centering.training.verl.loss import PolicyLoss
-from score_centering.training.verl.session import ray_session
-from score_centering.training.verl.update import Updater
-from score_centering.training.verl.worker import ActorWorker, shard_path
+from score_centering.training.verl.driver.ray_session import ray_session
+from score_centering.training.verl.driver.verl_config import verl_config
+from score_centering.training.verl.driver.verl_update import VerlUpdater
+from score_centering.training.verl.messages import request
+from score_centering.training.verl.worker.actor_worker import ActorWorker, shard_path
+from score_centering.training.verl.worker.loss_head import PolicyLoss
 
 POOL = "global_pool"
 
 
-def train(run: RunFolder, stage: TrainStage, arm: str, seed: int, inputs: Inputs) -> None:
-    """As `training.local.train`, through verl: in Ray processes of its own, or on the cluster that RAY_ADDRESS names.
+def train_with_verl(run: RunFolder, stage: TrainStage, arm: str, seed: int, inputs: Inputs) -> None:
+    """As `training.local.train_locally`, through verl: in its own Ray, or on the cluster that RAY_ADDRESS names.
 
     Raises:
         UserError: settings or inputs that can't be used, a non-finite update where the configuration says stop.
@@ -76,7 +76,7 @@ class VerlTrainer(RunLoop):
         self._ray.actor_rollout_wg.set_policy_loss(
             PolicyLoss(arm_objective(stage, arm), stage.actor_rollout_ref.rollout.temperature)
         )
-        self.updater = Updater(self._ray.actor_rollout_wg, stage)
+        self.updater = VerlUpdater(self._ray.actor_rollout_wg, stage)
         self.servers = RolloutServers(self._ray, stage.actor_rollout_ref.rollout.name)
         self.generate = direct(self.servers)
 

@@ -4,7 +4,7 @@ The sampler is either the trainer's own policy of the step in low precision (onl
 (frozen). Rewards are scored as always and recorded, but nothing learns from them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -21,11 +21,6 @@ from score_centering.training.local import Inputs, LocalTrainer
 Sampler = Literal["online", "frozen"]
 Weights = dict[str, Tensor]
 METRICS = ("loss", "grad_norm", "learning_rate", "entropy", "k3_kl", "head_mass_sampler")
-
-
-def ways_to_center(head_sizes: Sequence[int]) -> list[str]:
-    """`exact` (the whole vocabulary is recorded), `none`, and `k<K>` for each K."""
-    return ["exact", "none", *(f"k{k}" for k in head_sizes)]
 
 
 def centering_settings(centering: str, vocab_size: int) -> ScoreCentering:

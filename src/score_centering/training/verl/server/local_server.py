@@ -1,9 +1,9 @@
-"""The local engine (INT8 linears, INT4 KV cache) as a rollout server of verl: server, replica and weight adapter."""
+"""The local engine (INT8 linears, INT4 KV cache) as a rollout server of verl, and the replica that launches it."""
 
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,10 @@ import ray
 import torch
 from torch import Tensor
 from transformers import AutoConfig
-from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
-from score_centering.precision import listed_linears, requantise
 from score_centering.rollout import LocalEngine, Rollout
-from score_centering.rollout.local.architecture import parameter_model
-from score_centering.training.verl.capture import answer, sampling_of
+from score_centering.training.verl.messages import answer, sampling_of
 
 GATHERING_SECONDS = 0.02  # requests that come within this of each other are decoded together
 
@@ -31,12 +28,12 @@ class Waiting:
     future: asyncio.Future
 
 
-class Server:
+class LocalServer:
     """A Ray actor that holds one engine and batches what is waiting. A rollout does not depend on its batch."""
 
     def __init__(self, config: Any, model_folder: str, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
-        w8a8 = _w8a8_config(config)
+        w8a8 = w8a8_config(config)
         self._engine = LocalEngine(
             AutoConfig.from_pretrained(model_folder),
             quantization=config.quantization,
@@ -53,7 +50,7 @@ class Server:
     async def generate(
         self, prompt_ids: Sequence[int], sampling_params: dict[str, Any], request_id: str, **_: Any
     ) -> TokenOutput:
-        """One rollout; see `capture`."""
+        """One rollout; see `messages`."""
         future = asyncio.get_running_loop().create_future()
         self._queue.append(Waiting(tuple(prompt_ids), sampling_params, future))
         if self._decoding is None or self._decoding.done():
@@ -104,7 +101,7 @@ class Server:
         return placed
 
 
-class Replica(RolloutReplica):
+class LocalReplica(RolloutReplica):
     """One server beside one worker, on the worker's device."""
 
     async def launch_servers(self) -> None:
@@ -114,7 +111,7 @@ class Replica(RolloutReplica):
         )
         environment = {"CUDA_VISIBLE_DEVICES": devices, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
         server = (
-            ray.remote(Server)
+            ray.remote(LocalServer)
             .options(
                 scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False),
                 runtime_env={"env_vars": environment},
@@ -134,34 +131,11 @@ class Replica(RolloutReplica):
         self._server_handle, self._server_address = server, server_name(self.replica_rank)
 
 
-class Adapter(BaseRollout):
-    """Takes a worker's weights, requantises them once, and hands those bytes to the worker's server."""
-
-    def __init__(self, config: Any, model_config: Any, device_mesh: Any) -> None:
-        super().__init__(config, model_config, device_mesh)
-        w8a8 = _w8a8_config(self.config)
-        self._listed = [] if w8a8 is None else listed_linears(w8a8, parameter_model(self.model_config.hf_config))
-        self._name = server_name(int(os.environ["RANK"]))
-
-    async def resume(self, tags: list[str]) -> None:
-        """The engine keeps its memory."""
-
-    async def release(self) -> None:
-        """The engine keeps its memory."""
-
-    async def update_weights(
-        self, weights: Iterator[tuple[str, Tensor]] | AsyncIterator[tuple[str, Tensor]], global_steps: int = 0, **_: Any
-    ) -> None:
-        bf16 = {name: value.to(torch.bfloat16) for name, value in weights}
-        checkpoint = {name: value.cpu() for name, value in requantise(bf16, self._listed).items()}
-        await ray.get_actor(self._name).sync.remote(checkpoint, global_steps)
-
-
 def server_name(rank: int) -> str:
     return f"local_server_{rank}"
 
 
-def _w8a8_config(config: Any) -> dict | None:
+def w8a8_config(config: Any) -> dict | None:
     if config.quantization is None:
         return None
     return json.loads(Path(config.quantization_config_file).read_text(encoding="utf-8"))

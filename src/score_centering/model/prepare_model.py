@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from score_centering.data import Problem, read_split
 from score_centering.model.chat import encode_prompt, stop_token_ids
-from score_centering.model.manifest import SCHEMA_VERSION, ModelManifest, digest_folder
+from score_centering.model.model_manifest import SCHEMA_VERSION, ModelManifest, digest_folder
 from score_centering.model.scratch import build_model, train_tokenizer
 from score_centering.model.sources import hub_snapshot, load_folder, load_gguf, local_folder, package_file
 from score_centering.model.warm_start import Example, WarmStartResult, warm_start

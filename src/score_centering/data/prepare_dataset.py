@@ -16,10 +16,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from score_centering.data.answers import MALFORMED
-from score_centering.data.manifest import SCHEMA_VERSION, TABLE_SCHEMA, Manifest
+from score_centering.data.dataset_manifest import SCHEMA_VERSION, TABLE_SCHEMA, Manifest
 from score_centering.data.problems import Problem, RawProblem, normalise_prompt
 from score_centering.data.source import Source
+from score_centering.data.source_answers import MALFORMED
 from score_centering.settings import UserError
 from score_centering.settings.inputs import sha256_file
 

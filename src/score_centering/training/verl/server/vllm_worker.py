@@ -10,7 +10,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from score_centering.rollout.vllm_capture import CaptureExtension
 from score_centering.settings.inputs import read_json
-from score_centering.training.verl.vllm_sync import Sync, flat_caches
+from score_centering.training.verl.server.vllm_sync import Sync, flat_caches
 
 
 class WorkerExtension(vLLMColocateWorkerExtension, CaptureExtension):

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from score_centering.rollout import Engine, Rollout, Sampling
-from score_centering.rollout.local.faults import CacheFaults
+from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.settings import UserError
 from score_centering.settings.stages import FaultCheckStage, ValidationStage
 from score_centering.settings.studies import NO_FAULT
-from score_centering.validation import forward, gaps
+from score_centering.validation import gaps, trainer_forward
 from score_centering.validation.gate import failures
 from score_centering.validation.measure import INT8_INT4KV, Subject
 from score_centering.validation.repeatability import compare_repeats
@@ -70,7 +70,7 @@ def _numbers(engine: Engine, subject: Subject, validation: ValidationStage) -> t
     except UserError as error:
         return {}, str(error)
     device = validation.runtime.device
-    scores = forward.score(subject.model, first, validation.temperature, FORWARD_ROLLOUTS, device)
+    scores = trainer_forward.score(subject.model, first, validation.temperature, FORWARD_ROLLOUTS, device)
     gap = gaps.sampled_gaps(scores.log_p, scores.log_q)
     repeats = compare_repeats(first, second)
     return {f"repeat.{name}": value for name, value in repeats.items()} | {name: gap[name] for name in GAPS}, None

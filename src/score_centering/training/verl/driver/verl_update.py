@@ -13,12 +13,12 @@ from score_centering.rollout import Rollout
 from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
 from score_centering.training.update import MISMATCH
-from score_centering.training.verl.batch import to_tensordict
-from score_centering.training.verl.config import micro_batch_size
-from score_centering.training.verl.loss import LOGPROBS, SUMS
+from score_centering.training.verl.driver.update_batch import to_tensordict
+from score_centering.training.verl.driver.verl_config import micro_batch_size
+from score_centering.training.verl.worker.loss_head import LOGPROBS, SUMS
 
 
-class Updater:
+class VerlUpdater:
     """Applies updates through a worker group, whose ranks hold model and optimiser."""
 
     def __init__(self, workers: Any, stage: TrainStage) -> None:

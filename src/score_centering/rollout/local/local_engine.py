@@ -16,11 +16,11 @@ from score_centering.precision.int4_kv import check_head_size
 from score_centering.rollout.engine import Sampling, StreamEngine, sample_indices
 from score_centering.rollout.local import sampling as choose
 from score_centering.rollout.local.architecture import parameter_model, read_architecture, rotary_table
-from score_centering.rollout.local.faults import CacheFaults
+from score_centering.rollout.local.cache_faults import CacheFaults
+from score_centering.rollout.local.engine_weights import Weights
 from score_centering.rollout.local.forward import Step, hidden_states
 from score_centering.rollout.local.slots import Records, Slots
 from score_centering.rollout.local.state import KvFormat, State
-from score_centering.rollout.local.weights import Weights
 from score_centering.rollout.record import Rollout
 from score_centering.rollout.streams import uniforms
 from score_centering.settings import UserError

@@ -1,63 +1,25 @@
-"""One page of figures beside validation.json; the same numbers always give the same bytes."""
+"""One page of figures beside validation.json: weights, activations, KV cache, log-prob gap, head mass, drift."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from score_centering.figures.canvas import TWO_COLUMNS
+
 COLOURS = {"bf16": "#7a7a7a", "int8": "#0072b2", "int8_int4kv": "#d55e00"}
 LABELS = {"bf16": "BF16", "int8": "INT8", "int8_int4kv": "INT8 + INT4 KV"}
 MARKERS = {"bf16": "o", "int8": "s", "int8_int4kv": "^"}
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 7.0,
-    "axes.titlesize": 7.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.linewidth": 0.6,
-    "grid.color": "#e3e3e3",
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.1,
-    "lines.markersize": 3.0,
-    "legend.frameon": False,
-    "savefig.dpi": 200,
-    "svg.hashsalt": "score-centering",
-    "svg.fonttype": "path",
-    "pdf.fonttype": 42,
-}
-# None leaves the entry out, so that no date and no version reaches the files.
-NO_METADATA = {
-    "png": {"Software": None},
-    "svg": {"Date": None, "Creator": None},
-    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-}
-
-
-def draw(validation: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Write `stem`.png, .svg and .pdf for the content of a validation.json."""
-    with matplotlib.style.context(["default", STYLE]):
-        figure = page(validation)
-        figure.draw_without_rendering()  # lay it out once, not for every file
-        figure.set_layout_engine("none")
-        paths = [stem.with_name(f"{stem.name}.{extension}") for extension in NO_METADATA]
-        for path, metadata in zip(paths, NO_METADATA.values(), strict=True):
-            figure.savefig(path, metadata=metadata)
-    return paths
 
 
 def page(validation: Mapping[str, Any]) -> Figure:
-    """Six panels: weights, activations, KV cache, log-prob gap, head mass, drift."""
+    """Six panels for the content of a validation.json; call it inside `canvas.drawing`."""
     numbers, layers = validation["numbers"], validation["layers"]
     head_sizes: Sequence[int] = validation["head_sizes"]
     precisions = [precision for precision in COLOURS if f"{precision}.k3_kl" in numbers]
-    figure = Figure(figsize=(7.2, 5.8), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS, 5.8), layout="constrained")
     axes = figure.subplots(2, 3)
     _weights(axes[0, 0], layers["weights"])
     _activations(axes[0, 1], layers)
@@ -68,6 +30,8 @@ def page(validation: Mapping[str, Any]) -> Figure:
     _gap(axes[1, 0], numbers, precisions)
     _head_mass(axes[1, 1], numbers, precisions, head_sizes)
     _drift(axes[1, 2], numbers, precisions, head_sizes)
+    figure.draw_without_rendering()  # lay it out once, not for every file
+    figure.set_layout_engine("none")
     return figure
 
 

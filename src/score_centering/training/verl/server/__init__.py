@@ -1,0 +1,1 @@
+"""What runs in verl's rollout servers, and in the processes of vLLM below them."""
