@@ -182,8 +182,8 @@ SCORE = ("score_centering.reward.scorer", "Scorer.score")
 GENERATE = ("score_centering.rollout.local.local_engine", "LocalEngine.generate")
 UPDATE = ("score_centering.training.update", "Updater.update")
 LOST = "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously reported\n"
-# Scoring and generating also happen in the validation before the first step and after the second one.
-AFTER_VALIDATIONS = FAULTY_STEP + 2
+# Scoring and generating also happen in the validation, greedy and clean, before the first step and after the second.
+AFTER_VALIDATIONS = FAULTY_STEP + 4
 
 FAULTS = {
     "NaN loss": (faulty(*LOSS, nan_loss), "step 3: loss is nan and gradient norm "),

@@ -21,12 +21,12 @@ from score_centering.reward.scorer import ScoreResult  # noqa: E402
 from score_centering.runs import make_identity, open_run  # noqa: E402
 from score_centering.settings import load_settings, run_main  # noqa: E402
 from score_centering.settings.stages import TrainStage  # noqa: E402
-from score_centering.training.loop import Inputs  # noqa: E402
+from score_centering.training.task import Inputs  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = [ROOT / "config/config.yaml", ROOT / "config/test.yaml"]
 OVERRIDES = ["trainer.total_training_steps=3", "trainer.test_freq=2", "trainer.save_freq=1", "data.val_batch_size=3"]
-OVERRIDES += ["prompt.instruction=Box it.", "data.max_prompt_length=48"]
+OVERRIDES += ["prompt.instruction=Box it.", "data.max_prompt_length=48", "trainer.clean_reward=false"]
 PROBLEMS = [
     Problem(prompt=f"What is {a} + {b}?", answer=str(a + b), id=f"{a}+{b}", source="test")
     for a in range(5)
@@ -74,12 +74,12 @@ def noting(trainer: type, notes: Path) -> type:
             file.write(json.dumps(values) + "\n")
 
     class Noting(trainer):
-        def _update(self, rollouts, gains, step):
+        def update(self, rollouts, gains, step):
             note(step=step, rollouts=[[r.token_ids.tolist(), r.logprobs.tolist()] for r in rollouts])
-            return super()._update(rollouts, gains, step)
+            return super().update(rollouts, gains, step)
 
-        def _sync(self, step):
-            super()._sync(step)
+        def sync(self, step):
+            super().sync(step)
             servers = self._ray.llm_server_manager.server_handles
             note(step=step, servers=ray.get([server.__ray_call__.remote(held) for server in servers]))
 

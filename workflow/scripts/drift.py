@@ -32,7 +32,7 @@ def main() -> None:
     from score_centering.figures.scan import write_table
     from score_centering.model.model_manifest import verified_folder
     from score_centering.training.drift_runs import drift_run
-    from score_centering.training.local import Inputs
+    from score_centering.training.task import Inputs
 
     needs_w8a8 = stage.train.actor_rollout_ref.rollout.quantization is not None
     inputs = Inputs(

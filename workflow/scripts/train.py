@@ -85,7 +85,7 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     from score_centering.runs import PRODUCTS, make_identity, open_run
     from score_centering.settings.inputs import sha256_file
     from score_centering.training.device import device_name, gpu_faults, lease
-    from score_centering.training.loop import Inputs
+    from score_centering.training.task import Inputs
 
     if stage.trainer.name == "verl":
         from score_centering.training.verl.driver.verl_trainer import train_with_verl as train

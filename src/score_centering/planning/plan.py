@@ -31,7 +31,7 @@ from score_centering.precision import listed_linears
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.rollout.local.architecture import parameter_model, read_architecture
 from score_centering.rollout.local.local_engine import PREFILL_CHUNK, PREFILL_ROWS
-from score_centering.rollout.local.state import State
+from score_centering.rollout.local.state import KvFormat, State
 from score_centering.runs import peak_rss_bytes
 from score_centering.settings import Settings, UserError
 from score_centering.settings.model import Model
@@ -140,6 +140,8 @@ class Planner:
         adam = actor.optim.name == "adamw"
         held = {"Python and its libraries" if self.device == "cpu" else "CUDA context": self.process}
         held |= {"weights, BF16": 2 * n, "master weights, FP32": 4 * n, "AdamW, FP32": 8 * n * adam, **engine}
+        if arm.trainer.clean_reward and arm.trainer.test_freq > 0:
+            held["engine of the clean reward"] = self._clean_engine(arm)
         rollouts = arm.data.train_batch_size * arm.actor_rollout_ref.rollout.n
         rows = min(actor.ppo_micro_batch_size_per_gpu, rollouts // actor.mini_batches)
         several = rollouts // actor.mini_batches > rows
@@ -217,12 +219,7 @@ class Planner:
             share = f"{max(0, left) / wanted:.0%} of {rows} sequences of {_longest(arm):,} tokens"
             reserved = f"gpu_memory_utilization = {rollout.gpu_memory_utilization}"
             return {"weights": weights, "KV cache and states": max(0, left)}, f"KV cache: {cost}; {reserved} is {share}"
-        chunk = min(PREFILL_CHUNK, arm.data.max_prompt_length)
-        prompt = -(-arm.data.max_prompt_length // chunk) * chunk
-        positions = prompt + arm.data.max_response_length
-        state = State.zeros(architecture, rollout.max_num_seqs, positions, kv, torch.bfloat16, META).nbytes()
-        rows = PREFILL_ROWS["cpu" if self.device == "cpu" else "cuda"]
-        prompts = State.zeros(architecture, rows, prompt, kv, torch.float32, META).nbytes()
+        state, prompts = self._states(arm, rollout.max_num_seqs, kv)
         k = arm.score_centering.top_logprobs_num if arm.score_centering.enabled else 0
         rollouts = arm.data.train_batch_size * rollout.n
         return {
@@ -232,6 +229,22 @@ class Planner:
             "prompts being read": sum(prompts.values()),
             "records": rollouts * arm.data.max_response_length * (12 + 8 * k),
         }, f"KV cache: {cost}"
+
+    def _clean_engine(self, arm: Settings) -> int:
+        """A local engine in BF16 for the validation prompts; see `training.local`."""
+        slots = min(arm.actor_rollout_ref.rollout.max_num_seqs, arm.data.val_batch_size)
+        states = (sum(held.values()) for held in self._states(arm, slots, "auto"))
+        return self.parameters * (4 if self.device == "cpu" else 2) + sum(states)
+
+    def _states(self, arm: Settings, slots: int, kv: KvFormat) -> tuple[dict[str, int], dict[str, int]]:
+        """What a local engine holds for its slots, and for the prompts it reads at once."""
+        architecture = read_architecture(self.config)
+        chunk = min(PREFILL_CHUNK, arm.data.max_prompt_length)
+        prompt = -(-arm.data.max_prompt_length // chunk) * chunk
+        positions = prompt + arm.data.max_response_length
+        rows = PREFILL_ROWS["cpu" if self.device == "cpu" else "cuda"]
+        slots_held = State.zeros(architecture, slots, positions, kv, torch.bfloat16, META).nbytes()
+        return slots_held, State.zeros(architecture, rows, prompt, kv, torch.float32, META).nbytes()
 
     def _engine_weights(self, arm: Settings) -> int:
         """INT8 codes and BF16 scales of the listed layers; the rest in BF16, which a CPU keeps as FP32."""

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from score_centering.settings import UserError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_METADATA = ("experiment", "arm", "seed", "schema_version")
 
 
@@ -70,6 +70,13 @@ METRIC_COLUMNS = (
         "nonfinite_updates", I64, "updates", "updates of this step skipped for a loss or gradient that is not finite"
     ),
     Column("val_reward_mean", F64, "1", "mean reward of the greedy validation after this step's update"),
+    Column(
+        "clean_reward_mean",
+        F64,
+        "1",
+        "mean reward of the trained weights on the validation prompts, each sampled once in BF16 at temperature 1, "
+        "beside val_reward_mean; null without trainer.clean_reward and from the verl trainer, which has no BF16 engine",
+    ),
     Column("val_response_length_mean", F64, "tokens", "mean generated tokens of the greedy validation"),
     Column("val_truncated_share", F64, "1", "share of validation rollouts cut at the response limit"),
 )
@@ -80,7 +87,7 @@ TIMING_COLUMNS = (
     Column("reward_s", F64, "s", "scoring them"),
     Column("update_s", F64, "s", "forward, backward and optimiser"),
     Column("sync_s", F64, "s", "handing the new weights to the rollout engine"),
-    Column("validation_s", F64, "s", "greedy validation"),
+    Column("validation_s", F64, "s", "validation, greedy and clean"),
     Column("checkpoint_s", F64, "s", "writing the checkpoint of the step before"),
     Column("step_s", F64, "s", "the whole step"),
     Column("tokens_per_s", F64, "tokens/s", "generated tokens over rollout_s"),

@@ -295,6 +295,9 @@ class Trainer(Block):
     total_training_steps: Positive = Field(description="updates")
     test_freq: Frequency = Field(default=16, description="steps between greedy validations; -1: never")
     val_before_train: bool = Field(default=False, description="validate before the first update, as step 0")
+    clean_reward: bool = Field(
+        default=True, description="local trainer only: validate in BF16 at T = 1 too, with a second engine"
+    )
     save_freq: Frequency = Field(default=10, description="steps between checkpoints; -1: never")
     logger: list[Literal["console", "wandb", "trackio"]] = Field(
         default=["console"], description="where progress is shown; a change retrains nothing"

@@ -11,12 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from score_centering.model.sources import load_folder
 from score_centering.precision import requantise
 from score_centering.reward import Scorer
 from score_centering.rollout import validate_all
 from score_centering.settings.model import Drift, ScoreCentering
 from score_centering.settings.stages import DriftStage
-from score_centering.training.local import Inputs, LocalTrainer
+from score_centering.training.local import LocalTrainer
+from score_centering.training.task import Inputs, Task
+from score_centering.training.transport import direct
 
 Sampler = Literal["online", "frozen"]
 Weights = dict[str, Tensor]
@@ -40,36 +43,42 @@ def drift_run(
     torch.set_num_threads(runtime.threads)
     torch.manual_seed(seed)
     train = stage.train.model_copy(update={"score_centering": centering_settings(centering, vocab_size)})
-    trainer = DriftTrainer(train, centering, seed, inputs)
+    model, tokenizer = load_folder(inputs.model_folder)
+    task = Task(train, seed, inputs, tokenizer, vocab_size)
+    trainer = LocalTrainer(train, centering, seed, inputs, model)
     labels = {"sampler": sampler, "centering": centering, "seed": seed}
-    kept: dict[str, Tensor] = {}
     with Scorer(runtime.reward_workers, runtime.reward_timeout_seconds) as scorer:
-        rows = [labels | row for row in trainer.rows(stage.drift, sampler, kept, scorer)]
+        run = DriftRun(stage.drift, sampler, task, trainer, scorer)
+        rows = [labels | row for row in run.rows()]
     trainer.engine.close()
-    return rows, kept
+    return rows, run.kept
 
 
-class DriftTrainer(LocalTrainer):
-    """A local trainer whose rewards teach nothing."""
+class DriftRun:
+    """The steps of one run. kept: the FP32 weights at its checks as `<step>/<name>`."""
 
-    def rows(self, drift: Drift, sampler: Sampler, kept: dict[str, Tensor], scorer: Scorer) -> Iterator[dict[str, Any]]:
+    def __init__(self, drift: Drift, sampler: Sampler, task: Task, trainer: LocalTrainer, scorer: Scorer) -> None:
+        self.drift, self.sampler, self.task, self.trainer, self.scorer = drift, sampler, task, trainer, scorer
+        self.generate = direct(trainer.engine)
+        self.kept: Weights = {}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
         """One row a step: where the weights are, what the update was, and every `check_every` steps the reward of the
         trainer's policy in the rollouts' precision; the weights of those steps are added to `kept`."""
-        start = self._weights()
-        self._sync(0)
-        yield {"step": 0, "displacement": 0.0, "displacement_relative": 0.0} | self._check(0, scorer)
-        fixed = requantise(self._model_weights(), self.listed)
+        drift, task, trainer = self.drift, self.task, self.trainer
+        start = self._masters()
+        trainer.sync(0)
+        yield {"step": 0, "displacement": 0.0, "displacement_relative": 0.0} | self._check(0)
+        fixed = requantise({name: value.clone() for name, value in trainer.weights().items()}, trainer.listed)
         for step in range(1, drift.steps + 1):
-            prompts = self._batch(step)
-            if sampler == "frozen":
-                self.engine.sync(fixed, 0)
-            rollouts = self._generate(prompts, drift.n, step, greedy=False)
-            validate_all(rollouts, self.vocab_size, self.top_logprobs)
-            answers = [prompt.answer for prompt in prompts for _ in range(drift.n)]
-            rewards = scorer.score(*self._texts(rollouts, answers)).rewards
-            gains = torch.full((len(rollouts),), drift.advantage)
-            metrics = self.updater.update(rollouts, gains, step)
-            moved = _distance(self.masters.masters, start)
+            prompts = task.prompts(step)
+            if self.sampler == "frozen":
+                trainer.engine.sync(fixed, 0)
+            rollouts = self.generate(prompts, drift.n, task.sampling(), task.seed(step), task.top_logprobs)
+            validate_all(rollouts, task.vocab_size, task.top_logprobs)
+            rewards = task.score(self.scorer, rollouts, prompts).rewards
+            metrics = trainer.update(rollouts, torch.full((len(rollouts),), drift.advantage), step)
+            moved = _distance(trainer.masters.masters, start)
             row = {
                 "step": step,
                 "displacement": moved,
@@ -80,29 +89,26 @@ class DriftTrainer(LocalTrainer):
                 **{name: metrics.get(name) for name in METRICS},
             }
             due = step % drift.check_every == 0 or step == drift.steps
-            if sampler == "online" or due:
-                self._sync(step)
+            if self.sampler == "online" or due:
+                trainer.sync(step)
             if due:
-                row |= self._check(step, scorer)
-                kept |= {f"{step}/{name}": tensor for name, tensor in self._weights().items()}
+                row |= self._check(step)
+                self.kept |= {f"{step}/{name}": tensor for name, tensor in self._masters().items()}
             yield row
 
-    def _check(self, step: int, scorer: Scorer) -> dict[str, float]:
+    def _check(self, step: int) -> dict[str, float]:
         """Reward of the engine's weights on held-out prompts, sampled once and greedily once."""
-        answers = [prompt.answer for prompt in self.validation_prompts]
+        task, prompts = self.task, self.task.validation
         rewards = {}
         for name, greedy in (("reward_sampled", False), ("reward_greedy", True)):
-            rollouts = self._generate(self.validation_prompts, 1, step, greedy)
-            rewards[name] = float(scorer.score(*self._texts(rollouts, answers)).rewards.mean())
+            candidates = 0 if greedy else task.top_logprobs
+            rollouts = self.generate(prompts, 1, task.sampling(greedy), task.seed(step), candidates)
+            rewards[name] = float(task.score(self.scorer, rollouts, prompts).rewards.mean())
         return rewards
 
-    def _weights(self) -> Weights:
+    def _masters(self) -> Weights:
         """A copy of the FP32 masters."""
-        return {name: master.clone() for name, master in self.masters.masters.items()}
-
-    def _model_weights(self) -> Weights:
-        """A copy of the BF16 weights of the forward."""
-        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        return {name: master.clone() for name, master in self.trainer.masters.masters.items()}
 
 
 def _length(weights: Weights) -> float:

@@ -1,7 +1,6 @@
 """The local trainer: one process, small, readable, exact.
 
-A step generates rollouts with the low-precision engine, scores them, updates the FP32 masters through the BF16 model,
-hands the requantised weights back to the engine, and records one row of metrics.
+It updates FP32 masters through the BF16 model and hands the requantised weights to the engine of this process.
 """
 
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from score_centering.model.sources import load_folder
 from score_centering.precision import listed_linears, requantise
@@ -25,9 +25,10 @@ from score_centering.settings import UserError
 from score_centering.settings.inputs import read_json
 from score_centering.settings.stages import TrainStage
 from score_centering.training.arm import arm_objective
-from score_centering.training.loop import Inputs, RunLoop
+from score_centering.training.loop import RunLoop
 from score_centering.training.masters import MasterWeights
-from score_centering.training.transport import ExternalGateway, direct, open_transport
+from score_centering.training.task import Inputs, Task
+from score_centering.training.transport import ExternalGateway, open_transport
 from score_centering.training.update import Updater
 
 
@@ -48,50 +49,55 @@ def train_locally(
     """
     torch.set_num_threads(stage.runtime.threads)
     torch.manual_seed(seed)
-    trainer = LocalTrainer(stage, arm, seed, inputs)
+    model, tokenizer = load_folder(inputs.model_folder)
+    task = Task(stage, seed, inputs, tokenizer, model.config.vocab_size)
+    trainer = LocalTrainer(stage, arm, seed, inputs, model)
     with (
         Scorer(stage.runtime.reward_workers, stage.runtime.reward_timeout_seconds) as scorer,
-        open_transport(stage, trainer.engine, trainer.tokenizer, trainer.vocab_size, gateway) as trainer.generate,
+        open_transport(stage, trainer.engine, task, gateway) as generate,
     ):
-        trainer.run(run, scorer)
-    trainer.publish(run)
+        RunLoop(run, stage, task, trainer, generate, scorer).go(arm, seed)
     trainer.engine.close()
 
 
-class LocalTrainer(RunLoop):
-    """Model, masters and rollout engine in this process."""
+class LocalTrainer:
+    """Model, masters and rollout engine in this process; see `loop.Trainer`."""
 
-    def __init__(self, stage: TrainStage, arm: str, seed: int, inputs: Inputs) -> None:
-        self.model, tokenizer = load_folder(inputs.model_folder)
-        super().__init__(stage, arm, seed, inputs, tokenizer, self.model.config.vocab_size)
-        self.model.to(stage.runtime.device).requires_grad_(True)
+    def __init__(self, stage: TrainStage, arm: str, seed: int, inputs: Inputs, model: PreTrainedModel) -> None:
+        actor, rollout = stage.actor_rollout_ref.actor, stage.actor_rollout_ref.rollout
+        self.model = model.to(stage.runtime.device).requires_grad_(True)
         if stage.runtime.device == "cpu":
-            install_cpu_kernels(self.model)
-        actor = stage.actor_rollout_ref.actor
-        self.masters = MasterWeights(self.model, actor.optim)
-        rollout = stage.actor_rollout_ref.rollout
+            install_cpu_kernels(model)
+        self.masters = MasterWeights(model, actor.optim)
         objective = arm_objective(stage, arm)
-        self.updater = Updater(self.model, self.masters, objective, actor, rollout.temperature, stage.trainer.nonfinite)
+        self.updater = Updater(model, self.masters, objective, actor, rollout.temperature, stage.trainer.nonfinite)
         w8a8 = w8a8_config(stage, inputs.w8a8_config)
-        self.listed = [] if w8a8 is None else listed_linears(w8a8, self.model)
+        self.listed = [] if w8a8 is None else listed_linears(w8a8, model)
+        self.noise = _noise(stage, seed)
         if rollout.name == "vllm":
             self.engine: LocalEngine | VllmEngine = _vllm_engine(stage, inputs)
         else:
-            self.engine = _local_engine(stage, self.model.config, w8a8, seed)
-        self.noise = _noise(stage, seed)
-        self.generate = direct(self.engine)
+            self.engine = _local_engine(stage, model.config, w8a8, seed)
+        self._stage, self._clean = stage, None
 
-    def _update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
+    def update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
         return self.updater.update(rollouts, gains, step)
 
-    def _sync(self, step: int) -> None:
+    def sync(self, step: int) -> None:
         """Requantise the BF16 weights of the trainer's forward once and hand those bytes to the engine."""
-        weights = {name: value.detach() for name, value in self.model.state_dict().items()}
+        weights = self.weights()
         if self.noise is not None:
             weights = self.noise.apply(weights)
         self.engine.sync(requantise(weights, self.listed), step)
 
-    def _resume(self, run: RunFolder) -> int | None:
+    def clean_engine(self, step: int) -> LocalEngine:
+        """A local engine in BF16, made when it is first asked for."""
+        if self._clean is None:
+            self._clean = _clean_engine(self._stage, self.model.config)
+        self._clean.sync(self.weights(), step)
+        return self._clean
+
+    def resume(self, run: RunFolder) -> int | None:
         found = run.resume()
         if found is None:
             return None
@@ -100,9 +106,13 @@ class LocalTrainer(RunLoop):
         restore_rng_state(tensors, scalars)
         return step
 
-    def _checkpoint(self, run: RunFolder, step: int) -> None:
+    def save(self, run: RunFolder, step: int) -> None:
         tensors, scalars = rng_state()
         run.save_checkpoint(step, self.masters.tensors() | tensors, scalars)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The BF16 weights of the forward by name; they change with the next update."""
+        return {name: value.detach() for name, value in self.model.state_dict().items()}
 
 
 def _vllm_engine(stage: TrainStage, inputs: Inputs) -> VllmEngine:
@@ -139,6 +149,19 @@ def _local_engine(stage: TrainStage, model_config: Any, w8a8: dict | None, seed:
         device=stage.runtime.device,
         faults=_faults(stage, seed),
         record_routes=rollout.enable_rollout_routing_replay,
+    )
+
+
+def _clean_engine(stage: TrainStage, model_config: Any) -> LocalEngine:
+    return LocalEngine(
+        model_config,
+        quantization=None,
+        w8a8_config=None,
+        kv_cache="auto",
+        max_batch=min(stage.actor_rollout_ref.rollout.max_num_seqs, stage.data.val_batch_size),
+        max_prompt_length=stage.data.max_prompt_length,
+        max_response_length=stage.data.max_response_length,
+        device=stage.runtime.device,
     )
 
 

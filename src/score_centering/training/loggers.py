@@ -66,6 +66,7 @@ OWN_NAMES = {
     "correction_abs_mean": "score_centering/correction_abs_mean",
     "scorer_errors": "reward/scorer_errors",
     "scorer_timeouts": "reward/scorer_timeouts",
+    "clean_reward_mean": "val-core/test/clean_reward/mean@1",
     "val_response_length_mean": "val-aux/test/response_length/mean@1",
     "val_truncated_share": "val-aux/test/response_length/clip_ratio",
     "peak_rss_bytes": "perf/peak_rss_bytes",

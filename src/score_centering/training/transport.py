@@ -7,13 +7,13 @@ weights, prompt and stream, so both ways give the same rollouts to the last bit.
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.applications import Starlette
-from transformers import PreTrainedTokenizerBase
 
 from score_centering.gateway import environment
 from score_centering.gateway.agent import work
@@ -28,6 +28,7 @@ from score_centering.model.chat import encode_messages, stop_token_ids
 from score_centering.rollout import Rollout, Sampling, StreamEngine
 from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
+from score_centering.training.task import Prompt, Task
 
 
 @dataclass(frozen=True)
@@ -41,26 +42,26 @@ class ExternalGateway:
     engine_port: int
 
 
-# (problems, their prompts' ids, n, sampling, seed, K) → rollouts, as `rollout.Engine.generate` gives them.
-Generate = Callable[[Sequence[str], Sequence[Sequence[int]], int, Sampling, int, int], list[Rollout]]
+class Generate(Protocol):
+    """How the run loop asks for rollouts: `rollout.Engine.generate` for prompts that bring their problem along."""
+
+    def __call__(
+        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, seed: int, top_logprobs: int
+    ) -> list[Rollout]: ...
 
 
 def direct(engine: StreamEngine) -> Generate:
     """Ask the engine itself."""
 
-    def generate(_problems, prompts, n, sampling, seed, top_logprobs) -> list[Rollout]:
-        return engine.generate(prompts, n, sampling, seed, top_logprobs)
+    def generate(prompts, n, sampling, seed, top_logprobs) -> list[Rollout]:
+        return engine.generate([prompt.ids for prompt in prompts], n, sampling, seed, top_logprobs)
 
     return generate
 
 
 @contextmanager
 def open_transport(
-    stage: TrainStage,
-    engine: StreamEngine,
-    tokenizer: PreTrainedTokenizerBase,
-    vocab_size: int,
-    gateway: ExternalGateway | None = None,
+    stage: TrainStage, engine: StreamEngine, task: Task, gateway: ExternalGateway | None = None
 ) -> Iterator[Generate]:
     """The way that `actor_rollout_ref.rollout.transport` names, open for the block.
 
@@ -76,7 +77,7 @@ def open_transport(
         return
     batcher = Batcher(engine)
     with Background() as background:
-        model = _served_model(stage, tokenizer, vocab_size)
+        model = _served_model(stage, task)
         if gateway is None:
             key = secrets.token_hex(16)
             upstream = background.serve(serving_app(model, batcher, key))
@@ -85,7 +86,7 @@ def open_transport(
         else:
             key, url, agents = environment.key(), gateway.url, None
             background.serve(serving_app(model, batcher, key), gateway.engine_port)
-        yield GatewayTransport(background, batcher, agents, url, key, vocab_size)
+        yield GatewayTransport(background, batcher, agents, url, key, task.vocab_size)
 
 
 class GatewayTransport:
@@ -108,16 +109,10 @@ class GatewayTransport:
         self._name, self._calls = secrets.token_hex(4), 0
 
     def __call__(
-        self,
-        problems: Sequence[str],
-        prompts: Sequence[Sequence[int]],
-        n: int,
-        sampling: Sampling,
-        seed: int,
-        top_logprobs: int,
+        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, seed: int, top_logprobs: int
     ) -> list[Rollout]:
         self._calls += 1
-        mode = "val" if sampling.greedy else "train"
+        mode, problems = "val" if sampling.greedy else "train", [prompt.problem for prompt in prompts]
         tasks = make_tasks(problems, n, mode, seed, f"{self._name}-{self._calls}")
 
         async def ask() -> list[Rollout]:
@@ -132,7 +127,7 @@ class GatewayTransport:
             self._agents.result()
         rollouts = asked.result()
         for rollout in rollouts:
-            if rollout.prompt_ids.tolist() != list(prompts[rollout.prompt_index]):
+            if rollout.prompt_ids.tolist() != list(prompts[rollout.prompt_index].ids):
                 raise UserError(
                     f"gateway {self._url}: the agent's prompt of rollout (prompt {rollout.prompt_index}, sample "
                     f"{rollout.sample_index}) is not the trainer's; agents and trainer need the same configuration"
@@ -140,13 +135,14 @@ class GatewayTransport:
         return rollouts
 
 
-def _served_model(stage: TrainStage, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> ServedModel:
+def _served_model(stage: TrainStage, task: Task) -> ServedModel:
+    tokenizer = task.tokenizer
     return ServedModel(
         name=stage.experiment,
         encode=lambda messages, thinking: encode_messages(tokenizer, messages, thinking),
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         stop_token_ids=stop_token_ids(tokenizer),
-        vocab_size=vocab_size,
+        vocab_size=task.vocab_size,
         max_prompt_length=stage.data.max_prompt_length,
         max_response_length=stage.data.max_response_length,
     )

@@ -30,7 +30,11 @@ def metric_rows(arm: str, seed: int, steps: int) -> dict[str, list]:
     reward = np.clip(reward_curve(arm, progress) + random.normal(0, 0.04, steps), 0, 1)
     k3 = 4e-3 * np.exp(random.normal(0, 0.25, steps) + (1.5 - 4.5 * (reward - 0.3)) * progress)
     rows: dict[str, list] = {name: [0.0] * steps for name in schema.METRICS.names}
-    rows |= {name: [None] * steps for name in schema.METRICS.names if name.startswith(("val_", "head_", "correction_"))}
+    rows |= {
+        name: [None] * steps
+        for name in schema.METRICS.names
+        if name.startswith(("val_", "clean_", "head_", "correction_"))
+    }
     rows["step"] = list(range(1, steps + 1))
     rows["reward_mean"] = reward.tolist()
     rows["k3_kl"] = np.where(random.random(steps) < 0.2, 0.0, k3 * 1e-5).tolist() if arm == "grpo_bf16" else k3.tolist()

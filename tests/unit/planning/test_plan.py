@@ -29,13 +29,14 @@ CASE = {
 }  # fmt: skip
 
 
-def settings_of(case: dict) -> Settings:
+def settings_of(case: dict, clean_reward: bool = False) -> Settings:
     return load_settings(
         FILES[:1],
         [
             f"data.train_batch_size={case['prompts']}",
             f"data.max_prompt_length={case['prompt']}",
             f"data.max_response_length={case['response']}",
+            f"trainer.clean_reward={str(clean_reward).lower()}",
             f"actor_rollout_ref.rollout.n={case['n']}",
             f"actor_rollout_ref.rollout.max_num_seqs={case['max_num_seqs']}",
             f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={case['micro_batch']}",
@@ -90,7 +91,7 @@ def test_an_engine_that_can_not_sleep_is_held_during_the_update_too(nine_billion
 
 
 def test_the_engine_holds_what_it_says():
-    settings, config = settings_of(CASE), Qwen3_5TextConfig(**SHAPE)
+    settings, config = settings_of(CASE, clean_reward=True), Qwen3_5TextConfig(**SHAPE)
     held = Planner(config, "cpu").memory(settings).phases[0].held
     scheme = {"quantization_config": {"config_groups": {"group_0": {"targets": ["Linear"]}}, "ignore": CASE["ignore"]}}
     engine = LocalEngine(
@@ -107,6 +108,18 @@ def test_the_engine_holds_what_it_says():
     assert held["rollout engine: states of linear attention"] == found["linear_attention"]
     weights = found["int8_codes"] + found["int8_scales"] + found["other_weights"]
     assert held["rollout engine: weights"] == pytest.approx(weights, rel=0.01)
+    engine.close()
+    clean = LocalEngine(
+        AutoModelForCausalLM.from_config(config).config,
+        quantization=None,
+        w8a8_config=None,
+        kv_cache="auto",
+        max_batch=CASE["max_num_seqs"],
+        max_prompt_length=CASE["prompt"],
+        max_response_length=CASE["response"],
+    )
+    prompts = sum(clean._prompts.nbytes().values())
+    assert held["engine of the clean reward"] == pytest.approx(sum(clean.nbytes().values()) + prompts, rel=0.01)
 
 
 def test_the_plan_is_within_15_percent_of_a_measured_peak():

@@ -220,7 +220,7 @@ def test_a_damaged_table_is_one_line_or_still_well_formed(published, data):
 
 
 def write(path, table, **metadata):
-    labels = {"experiment": "e", "arm": "a", "seed": "0", "schema_version": "1"} | metadata
+    labels = {"experiment": "e", "arm": "a", "seed": "0", "schema_version": "2"} | metadata
     pq.write_table(table.replace_schema_metadata({k: v for k, v in labels.items() if v is not None}), path)
 
 
@@ -232,14 +232,14 @@ def rows(steps=(1, 2)):
 @pytest.mark.parametrize(
     ("table", "metadata", "phrase"),
     [
-        (rows().drop_columns("loss"), {}, "columns differ from schema version 1: loss"),
-        (rows().append_column("extra", pa.array([1, 2])), {}, "columns differ from schema version 1: extra"),
+        (rows().drop_columns("loss"), {}, "columns differ from schema version 2: loss"),
+        (rows().append_column("extra", pa.array([1, 2])), {}, "columns differ from schema version 2: extra"),
         (rows().select(list(reversed(schema.METRICS.names))), {}, "their order"),
         (rows().set_column(7, "loss", pa.array(["a", "b"])), {}, "column loss is string, must be double"),
         (rows().set_column(0, "step", pa.array([1, 2])), {}, "column step is int64, must be int32"),
         (rows((2, 2)), {}, "column step must rise"),
         (rows((1, None)), {}, "column step must rise"),
-        (rows(), {"schema_version": "2"}, "schema version 2, this code reads 1"),
+        (rows(), {"schema_version": "1"}, "schema version 1, this code reads 2"),
         (rows(), {"schema_version": None}, "schema version missing"),
         (rows(), {"arm": None}, "its metadata lacks 'arm'"),
     ],

@@ -321,7 +321,7 @@ def test_the_log_keeps_every_float64_exactly(value):
 def test_published_files_carry_their_names(tmp_path, train):
     train(tmp_path)
     metadata = pq.read_schema(tmp_path / "metrics.parquet").metadata
-    assert metadata == {b"experiment": b"tiny", b"arm": b"sc", b"seed": b"0", b"schema_version": b"1"}
+    assert metadata == {b"experiment": b"tiny", b"arm": b"sc", b"seed": b"0", b"schema_version": b"2"}
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["steps"] == 5 and run["identity"]["arm"] == "sc"
     assert (tmp_path / "config.yaml").read_text() == "trainer:\n  lr: 0.1\n"

@@ -55,7 +55,7 @@ def test_a_pickle_in_the_schema_of_a_table_is_not_loaded(tmp_path):
     extension = {"ARROW:extension:name": "arrow.py_extension_type"}
     extension["ARROW:extension:metadata"] = pickle.dumps(Touch(marker))
     fields = [field.with_metadata(extension) if field.name == "loss" else field for field in schema.METRICS]
-    labels = {"experiment": "e", "arm": "a", "seed": "0", "schema_version": "1"}
+    labels = {"experiment": "e", "arm": "a", "seed": "0", "schema_version": "2"}
     rows = pa.table(
         [pa.nulls(1, f.type) if f.name != "step" else pa.array([1], f.type) for f in fields], pa.schema(fields)
     )

@@ -19,5 +19,5 @@ def test_the_rollout_engines_sleep_before_the_update():
     trainer = object.__new__(VerlTrainer)
     trainer._ray = SimpleNamespace(checkpoint_manager=SimpleNamespace(sleep_replicas=lambda: calls.append("sleep")))
     trainer.updater = SimpleNamespace(update=lambda *_: calls.append("update"))
-    trainer._update([], torch.zeros(0), 1)
+    trainer.update([], torch.zeros(0), 1)
     assert calls == ["sleep", "update"]

@@ -10,7 +10,7 @@ import ray
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from verl import DataProto
 from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
 from verl.single_controller.ray import ResourcePoolManager
@@ -30,8 +30,9 @@ from score_centering.settings import UserError
 from score_centering.settings.inputs import sha256_file
 from score_centering.settings.stages import TrainStage
 from score_centering.training.arm import arm_objective
-from score_centering.training.loop import Inputs, RunLoop
-from score_centering.training.transport import direct, open_transport
+from score_centering.training.loop import RunLoop
+from score_centering.training.task import Inputs, Task
+from score_centering.training.transport import open_transport
 from score_centering.training.verl import plugin  # noqa: F401  enters our rollout servers into this process too
 from score_centering.training.verl.agent_loop import RECORD
 from score_centering.training.verl.driver.ray_session import ray_session
@@ -58,19 +59,18 @@ def train_with_verl(run: RunFolder, stage: TrainStage, arm: str, seed: int, inpu
         Scorer(stage.runtime.reward_workers, stage.runtime.reward_timeout_seconds) as scorer,
         ray_session(stage, config),
     ):
-        trainer = VerlTrainer(stage, arm, seed, inputs, config)
-        with open_transport(stage, trainer.servers, trainer.tokenizer, trainer.vocab_size) as trainer.generate:
-            trainer.run(run, scorer)
-    trainer.publish(run)
-
-
-class VerlTrainer(RunLoop):
-    """Each step's rollouts, update and weight sync are calls on verl's workers."""
-
-    def __init__(self, stage: TrainStage, arm: str, seed: int, inputs: Inputs, config: DictConfig) -> None:
         tokenizer = AutoTokenizer.from_pretrained(inputs.model_folder, local_files_only=True)
         model_config = AutoConfig.from_pretrained(inputs.model_folder, local_files_only=True)
-        super().__init__(stage, arm, seed, inputs, tokenizer, model_config.get_text_config().vocab_size)
+        task = Task(stage, seed, inputs, tokenizer, model_config.get_text_config().vocab_size)
+        trainer = VerlTrainer(stage, arm, config, tokenizer)
+        with open_transport(stage, trainer.servers, task) as generate:
+            RunLoop(run, stage, task, trainer, generate, scorer).go(arm, seed)
+
+
+class VerlTrainer:
+    """Each step's rollouts, update and weight sync are calls on verl's workers; see `loop.Trainer`."""
+
+    def __init__(self, stage: TrainStage, arm: str, config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self._ray = RayTrainer.build(config, tokenizer)
         self._ray.init_workers()
         self._ray.actor_rollout_wg.set_policy_loss(
@@ -78,17 +78,19 @@ class VerlTrainer(RunLoop):
         )
         self.updater = VerlUpdater(self._ray.actor_rollout_wg, stage)
         self.servers = RolloutServers(self._ray, stage.actor_rollout_ref.rollout.name)
-        self.generate = direct(self.servers)
 
-    def _update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
-        """vLLM gives its memory back first, as `plan` counts; `_sync` wakes it. The local engine keeps its own."""
+    def update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
+        """vLLM gives its memory back first, as `plan` counts; `sync` wakes it. The local engine keeps its own."""
         self._ray.checkpoint_manager.sleep_replicas()
         return self.updater.update(rollouts, gains, step)
 
-    def _sync(self, step: int) -> None:
+    def sync(self, step: int) -> None:
         self._ray.checkpoint_manager.update_weights(step)
 
-    def _resume(self, run: RunFolder) -> int | None:
+    def clean_engine(self, _step: int) -> None:
+        """verl's servers hold the rollouts' precision alone."""
+
+    def resume(self, run: RunFolder) -> int | None:
         found = run.resume()
         if found is None:
             return None
@@ -110,7 +112,7 @@ class VerlTrainer(RunLoop):
         restore_rng_state(tensors, scalars)
         return step
 
-    def _checkpoint(self, run: RunFolder, step: int) -> None:
+    def save(self, run: RunFolder, step: int) -> None:
         """The ranks' shards first, then the checkpoint that names their digests: a kill in between leaves the last."""
         folder = _shards(run, step)
         tensors, scalars = rng_state()
