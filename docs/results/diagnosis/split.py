@@ -6,6 +6,9 @@ Committed before any labelled run of this page was read, so that nothing about a
 import hashlib
 
 
+SEEN = {"lr-0-s0"}  # its first row was printed while the program that makes it was written
+
+
 def held_out(name: str) -> bool:
     """Half of all names. The exploration runs that this project began with were read by everybody: they never are."""
-    return hashlib.sha256(name.encode()).digest()[0] % 2 == 1
+    return hashlib.sha256(name.encode()).digest()[0] % 2 == 1 and name not in SEEN
