@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from kinds import RUNS
 
 from score_centering.model.chat import encode_prompt, stop_token_ids
 from score_centering.model.sources import load_folder
@@ -29,38 +30,15 @@ from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.rollout import LocalEngine, Rollout
 from score_centering.rollout.engine import Sampling
 from score_centering.rollout.local import sampling as engine_sampling
-from score_centering.rollout.local.faults import CacheFaults
+from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.settings.model import Actor, Optim
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
 
 PROMPTS, SAMPLES, HEAD = 12, 6, 32
-LOW = {"int8": True, "kv": "int4_per_token_head"}
+CLEAN_EVERY = 5  # steps between two looks at the weights in BF16, where the sampler is coarser
 INSTRUCTION = "Reason step by step and put the final answer in \\boxed{}."
 BOX = re.compile(r"\\boxed\{\s*(-?\d+)\s*\}")
-
-KINDS = {  # name: (verdict, settings)
-    "temperature-0.7": ("bug", {"sampler_temperature": 0.7}),
-    "temperature-0.85": ("bug", {"sampler_temperature": 0.85}),
-    "temperature-1.3": ("bug", {"sampler_temperature": 1.3}),
-    "top-p-0.9": ("bug", {"top_p": 0.9}),
-    "shifted": ("bug", {"shift": 1}),
-    "stale-logprobs": ("bug", {"logprobs_of": 8, "lr": 1.0}),
-    "retokenised": ("bug", {"dropped": 0.2}),
-    "raw-logprobs": ("bug", {"sampler_temperature": 0.7, "trainer_temperature": 0.7, "raw": True}),
-    "sum-for-mean": ("bug", {"summed": True, "lr": 1e-4}),
-    "lr-0": ("bug", {"lr": 0.0, **LOW}),
-    "cache-codes-0.01": ("tail", {**LOW, "fault": (0.01, "codes", True)}),
-    "cache-scale-0.01": ("tail", {**LOW, "fault": (0.01, "scale", True)}),
-    "cache-codes-0.1": ("sampler_broken", {**LOW, "fault": (0.1, "codes", True)}),
-    "healthy-bf16": ("harmless", {}),
-    "healthy-int4kv": ("harmless", LOW),
-    "healthy-sc": ("harmless", {**LOW, "centering": True}),
-    "stale-16": ("off_policy", {"sync_every": 16, "lr": 3.0, "steps": 70}),
-    "too-fast-bf16": ("instability", {"lr": 3.0, "steps": 70}),
-}
-RUNS = {f"{kind}-s{seed}": (verdict, settings | {"seed": seed}) for seed in range(3)
-        for kind, (verdict, settings) in KINDS.items()}  # fmt: skip
 
 
 def main() -> None:
@@ -128,6 +106,15 @@ def train(
         max_response_length=48,
         faults=CacheFaults(*fault, seed=seed) if fault else None,
     )
+    clean = LocalEngine(
+        model.config,
+        quantization=None,
+        w8a8_config=None,
+        kv_cache="auto",
+        max_batch=PROMPTS * SAMPLES,
+        max_prompt_length=max(map(len, prompts)),
+        max_response_length=48,
+    )
     sampling = Sampling(
         temperature=sampler_temperature, max_tokens=48, greedy=False, stop_token_ids=stop_token_ids(tokenizer)
     )
@@ -143,15 +130,12 @@ def train(
             chosen = rng.choice(len(prompts), PROMPTS, replace=False)
             draw = int(rng.integers(2**31))
             sampled = engine.generate([prompts[i] for i in chosen], SAMPLES, sampling, draw, HEAD if centering else 0)
-            texts = tokenizer.batch_decode([rollout.token_ids for rollout in sampled], skip_special_tokens=True)
-            rewards = np.array(
-                [
-                    rollout.finish_reason == "stop"
-                    and BOX.findall(text)[-1:] == [str(problems[chosen[k // SAMPLES]]["answer"])]
-                    for k, (rollout, text) in enumerate(zip(sampled, texts, strict=True))
-                ],
-                np.float64,
-            )
+            answers = [str(problems[i]["answer"]) for i in np.repeat(chosen, SAMPLES)]
+            rewards = judged(tokenizer, sampled, answers)
+            if int8 and (step - 1) % CLEAN_EVERY == 0:
+                clean.sync(weights, step)
+                again = clean.generate([prompts[i] for i in chosen], SAMPLES, sampling, draw, 0)
+                rows.append({"step": step, "clean_reward_mean": judged(tokenizer, again, answers).mean()})
             groups = torch.from_numpy(np.repeat(np.arange(PROMPTS), SAMPLES))
             advantages = group_advantages(torch.from_numpy(rewards), groups, "mean")
             lengths = np.array([len(rollout.token_ids) for rollout in sampled])
@@ -159,21 +143,14 @@ def train(
                 model.load_state_dict(history[0])
                 scores, _ = updater._score(sampled, advantages)
                 model.load_state_dict(weights)
-                sampled = [
-                    replace(rollout, logprobs=score.float().numpy()) for rollout, score in zip(sampled, scores, strict=True)
-                ]
+                sampled = rescored(sampled, scores)
             if raw:  # before the temperature, though the tokens were drawn after it
                 unscaled = Updater(model, masters, objective, actor, 1.0, "skip")
                 scores, _ = unscaled._score(sampled, advantages)
-                sampled = [
-                    replace(rollout, logprobs=score.float().numpy()) for rollout, score in zip(sampled, scores, strict=True)
-                ]
+                sampled = rescored(sampled, scores)
             sampled = [spoiled(rollout, rng, shift, dropped) for rollout in sampled]
             scores, _ = updater._score(sampled, advantages)
-            if summed:
-                advantages_used = advantages * float(lengths.sum())
-            else:
-                advantages_used = advantages
+            advantages_used = advantages * float(lengths.sum()) if summed else advantages
             if lr:
                 metrics = updater.update(sampled, advantages_used, step)
             else:
@@ -186,6 +163,7 @@ def train(
             p = np.concatenate([score.float().numpy() for score in scores]).astype(np.float64)
             rows.append(
                 {
+                    **metrics,
                     "step": step,
                     "reward_mean": rewards.mean(),
                     "response_length_mean": lengths.mean(),
@@ -195,7 +173,6 @@ def train(
                     "sampler_age": (step - 1) % sync_every,
                     "sampler_nll": -q.mean(),
                     "trainer_nll": -p.mean(),
-                    **metrics,
                 }
             )
             owner = np.repeat(np.arange(len(sampled)), [len(rollout.token_ids) for rollout in sampled])
@@ -210,7 +187,20 @@ def train(
     finally:
         engine_sampling.log_probabilities = whole
         engine.close()
+        clean.close()
     return rows, tokens
+
+
+def judged(tokenizer, rollouts: list[Rollout], answers: list[str]) -> np.ndarray:
+    """1 for a finished rollout whose last box holds the answer, else 0."""
+    texts = tokenizer.batch_decode([rollout.token_ids for rollout in rollouts], skip_special_tokens=True)
+    return np.array(
+        [
+            rollout.finish_reason == "stop" and BOX.findall(text)[-1:] == [answer]
+            for rollout, text, answer in zip(rollouts, texts, answers, strict=True)
+        ],
+        np.float64,
+    )
 
 
 def nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -222,6 +212,10 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
     ordered = ordered.masked_fill(outside, -1e4)
     ordered = ordered - ordered.logsumexp(-1, keepdim=True)
     return torch.empty_like(logprobs).scatter_(-1, index, ordered)
+
+
+def rescored(rollouts: list[Rollout], scores: list[torch.Tensor]) -> list[Rollout]:
+    return [replace(rollout, logprobs=score.float().numpy()) for rollout, score in zip(rollouts, scores, strict=True)]
 
 
 def spoiled(rollout: Rollout, rng: np.random.Generator, shift: int, dropped: float) -> Rollout:

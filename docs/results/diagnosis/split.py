@@ -5,7 +5,6 @@ Committed before any labelled run of this page was read, so that nothing about a
 
 import hashlib
 
-
 SEEN = {"lr-0-s0"}  # its first row was printed while the program that makes it was written
 
 

@@ -110,6 +110,8 @@ NAMES: tuple[Name, ...] = (
             "clip_share": "clip_share",
             "masked_share": "importance_masked_share",
             "weight_mean": "importance_weight_mean",
+            "trainer_nll": "trainer_nll",
+            "sampler_nll": "sampler_nll",
             "sampler_age": "sampler_age",
             "correction": "correction_abs_mean",
             "drift_share": "drift_share",

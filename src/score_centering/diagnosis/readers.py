@@ -5,7 +5,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ Columns = dict[str, dict[int, float]]  # column: step: value
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 VERL_LINE = re.compile(r"\bstep:(\d+) - (.*)")
 WRAPPED = re.compile(r"^(?:np|numpy|torch)\.\w+\((.*?)(?:, dtype=.*)?\)$")
-DICT_LINE = re.compile(r"(?:\b(?:step|rollout|perf|eval)\s+(\d+)\s*:\s*|\bstep=(\d+)\s+metrics=|^)?[^{]*?(\{['\"].*\})")
+PRINTED = re.compile(r"\{['\"].*\}")
+STEP_BEFORE = re.compile(r"\b(?:step|rollout|perf|eval)[ =](\d+)\b")
 BAR_LINE = re.compile(r"\bStep (\d+) \| (.*)")
 BAR_NUMBER = re.compile(r"^([A-Z][\w. ]*?): *([-+]?[\d.]+(?:[eE][-+]?\d+)?)\b")
-WANDB_RANGE = re.compile(r"__(?:MIN|MAX|STEP)$|^.* - _(?:step|runtime|timestamp)$")
+RUN_KEYS = (("run",), ("run_name",), ("cell", "arm", "seed"), ("arm", "seed"))  # text that tells runs of a table apart
+WANDB_RANGE = re.compile(r"__(?:MIN|MAX|STEP)$| - _(?:step|runtime|timestamp)$")
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class Log:
         )
 
 
-def read(path: str | Path, overrides: Mapping[str, str] | None = None) -> Log:
-    """The log of one run: a file, or the folder of a run.
+def read(path: str | Path, overrides: Mapping[str, str] | None = None) -> list[Log]:
+    """The runs of a log: one for a file or the folder of a run; a table of several runs gives one each.
 
     Args:
         overrides: quantity to the column that it is to be read from; the others are chosen by the known names.
@@ -81,8 +83,13 @@ def read(path: str | Path, overrides: Mapping[str, str] | None = None) -> Log:
         UserError: one line: no such file, no format that is known, no steps, or no known column.
     """
     path = Path(path)
-    columns = read_columns(path)
-    return make_log(str(path), columns, overrides)
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder")
+    runs = {"": _folder(path)} if path.is_dir() else _file(path)
+    runs = {run: columns for run, columns in runs.items() if any(columns.values())}
+    if not runs:
+        raise UserError(f"{path}: holds no step with a number; see --help for the formats that are read")
+    return [make_log(f"{path}: {run}" if run else str(path), columns, overrides) for run, columns in runs.items()]
 
 
 def make_log(name: str, columns: Columns, overrides: Mapping[str, str] | None = None) -> Log:
@@ -100,40 +107,37 @@ def make_log(name: str, columns: Columns, overrides: Mapping[str, str] | None = 
     return Log(name, series, choices, framework(choices), unused)
 
 
-def read_columns(path: Path) -> Columns:
-    """Every numeric column of `path`, before any quantity is chosen."""
-    if not path.exists():
-        raise UserError(f"{path}: no such file or folder")
-    columns = _folder(path) if path.is_dir() else _file(path)
-    if not any(columns.values()):
-        raise UserError(f"{path}: holds no step with a number; see --help for the formats that are read")
-    return columns
-
-
 def _folder(path: Path) -> Columns:
     """Our run folder, else a trainer state, else event files, else logs of lines: the first kind that is there."""
     if (path / "metrics.parquet").is_file():
-        return _parquet(path / "metrics.parquet")
+        return _one(_parquet(path / "metrics.parquet"), path)
     if (path / "state" / "steps.log").is_file():
         records = read_log(path / "state" / "steps.log")
-        return _from_rows(({"step": record["step"], **record["metrics"]} for record in records), path)
+        return _from_rows([{"step": record["step"], **record["metrics"]} for record in records], path)
     states = sorted(path.glob("**/trainer_state.json"), key=lambda file: (file.stat().st_mtime, str(file)))
     if states:
-        return _json(states[-1])  # the last checkpoint's history holds those before it
+        return _one(_json(states[-1]), path)  # the last checkpoint's history holds those before it
     for pattern in ("**/events.out.tfevents*", "**/metrics.jsonl", "**/*.jsonl", "**/*.log"):
         files = sorted(path.glob(pattern), key=lambda file: (file.stat().st_mtime, str(file)))
         if files:
-            return _joined(map(_file, files))  # pieces of a run that was resumed, or its several processes
+            return _joined(_one(_file(file), file) for file in files)  # pieces of a resumed run, or its processes
     raise UserError(f"{path}: a folder without metrics.parquet, trainer_state.json, event files, *.jsonl or *.log")
 
 
-def _file(path: Path) -> Columns:
+def _one(runs: dict[str, Columns], path: Path) -> Columns:
+    if len(runs) > 1:
+        raise UserError(f"{path}: a table of several runs ({', '.join(runs)}); give the file, not its folder")
+    return next(iter(runs.values()), {})
+
+
+def _file(path: Path) -> dict[str, Columns]:
+    """Run to columns; "" where the file holds one run and doesn't name it."""
     if "tfevents" in path.name:
         columns: Columns = {}
         for step, tag, value in read_events(path):
             columns.setdefault(tag, {})[step] = value
-        return columns
-    readers: dict[str, Callable[[Path], Columns]] = {
+        return {"": columns}
+    readers: dict[str, Callable[[Path], dict[str, Columns]]] = {
         ".parquet": _parquet,
         ".csv": _csv,
         ".json": _json,
@@ -142,51 +146,64 @@ def _file(path: Path) -> Columns:
     return readers.get(path.suffix, _text)(path)
 
 
-def _parquet(path: Path) -> Columns:
+def _parquet(path: Path) -> dict[str, Columns]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a readable parquet file: {' '.join(str(error).split())[:160]}") from None
-    return _from_rows(table.to_pylist(), path)
+    return _by_run(table.to_pylist(), path)
 
 
-def _csv(path: Path) -> Columns:
+def _csv(path: Path) -> dict[str, Columns]:
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames and None in reader.fieldnames:
-            raise UserError(f"{path}: its first line does not name the columns")
-        return _from_rows(_wandb_names(list(reader), path), path)
+        rows = list(csv.DictReader(file))
+    names = [name for name in (rows[0] if rows else {}) if name and not WANDB_RANGE.search(name)]
+    runs = list(dict.fromkeys(name.split(" - ", 1)[0] for name in names if " - " in name))
+    if not runs:
+        return _by_run(rows, path)
+    return {  # a chart exported from W&B: "<run> - <metric>", with its __MIN and __MAX
+        run if len(runs) > 1 else "": _from_rows(
+            [
+                {name.removeprefix(f"{run} - "): row[name] for name in names if name.startswith(f"{run} - ")}
+                | {name: row[name] for name in names if name in STEP_NAMES}
+                for row in rows
+            ],
+            path,
+        )
+        for run in runs
+    }
 
 
-def _wandb_names(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """A chart exported from W&B names its columns "<run> - <metric>" and adds their __MIN and __MAX."""
-    names = [name for name in (rows[0] if rows else {}) if name]
-    runs = {name.split(" - ", 1)[0] for name in names if " - " in name}
-    if len(runs) > 1:
-        raise UserError(f"{path}: holds several runs ({', '.join(sorted(runs))}); export one run a file")
-    renamed = {name: name.split(" - ", 1)[-1] for name in names if not WANDB_RANGE.search(name)}
-    return [{new: row[old] for old, new in renamed.items()} for row in rows]
+def _by_run(rows: list[Mapping[str, Any]], path: Path) -> dict[str, Columns]:
+    """A table with a column `run`, or with `arm` and `seed`, is one of several runs."""
+    first = rows[0] if rows else {}
+    keys = next((keys for keys in RUN_KEYS if all(key in first for key in keys)), ())
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        runs.setdefault(" ".join(str(row[key]) for key in keys), []).append(row)
+    return {run if len(runs) > 1 else "": _from_rows(part, path) for run, part in runs.items()}
 
 
-def _json(path: Path) -> Columns:
+def _json(path: Path) -> dict[str, Columns]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not JSON: {error}") from None
     if isinstance(content, dict) and isinstance(content.get("log_history"), list):  # transformers' Trainer
-        return _from_rows(content["log_history"], path)
+        return {"": _from_rows(content["log_history"], path)}
     if isinstance(content, list):
-        return _from_rows(content, path)
+        return {"": _from_rows(content, path)}
     if isinstance(content, dict) and content and all(isinstance(value, dict) for value in content.values()):
-        return {  # NeMo-RL: metric: step: value
+        columns = {  # NeMo-RL: metric: step: value
             name: {int(step): number for step, value in steps.items() if (number := _number(value)) is not None}
             for name, steps in content.items()
-            if all(str(step).lstrip("-").isdigit() for step in steps)
+            if all(str(step).isdigit() for step in steps)
         }
+        return {"": columns}
     raise UserError(f"{path}: JSON of no known shape: a trainer_state.json, a list of rows, or metric: step: value")
 
 
-def _jsonl(path: Path) -> Columns:
+def _jsonl(path: Path) -> dict[str, Columns]:
     rows = []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
@@ -201,10 +218,10 @@ def _jsonl(path: Path) -> Columns:
         if not isinstance(row, dict):
             raise UserError(f"{path}: line {number} is no JSON object")
         rows.append({"step": row["step"], **row["data"]} if isinstance(row.get("data"), dict) else row)  # verl
-    return _from_rows(rows, path)
+    return _by_run(rows, path)
 
 
-def _text(path: Path) -> Columns:
+def _text(path: Path) -> dict[str, Columns]:
     """Console output: verl's `step:n - name:value`, printed dictionaries, and prime-rl's `Step n | Name: value`."""
     columns: Columns = {}
     step = None
@@ -217,13 +234,12 @@ def _text(path: Path) -> Columns:
             elif match := BAR_LINE.search(line):
                 parts = (BAR_NUMBER.match(part.strip()) for part in match[2].split("|"))
                 _add(columns, int(match[1]), {part[1]: part[2] for part in parts if part})
-            elif (match := DICT_LINE.search(line)) and (row := _literal(match[3])) is not None:
-                named = _step(row)
-                found = next((int(group) for group in match.groups()[:2] if group), None)
-                step = named if named is not None else found if found is not None else step
+            elif (match := PRINTED.search(line)) and (row := _literal(match[0])) is not None:
+                named, before = _step(row), STEP_BEFORE.findall(line[: match.start()])
+                step = named if named is not None else int(before[-1]) if before else step
                 if step is not None:
                     _add(columns, step, row)
-    return columns
+    return {"": columns}
 
 
 def _literal(text: str) -> dict[str, Any] | None:
@@ -238,17 +254,20 @@ def _literal(text: str) -> dict[str, Any] | None:
     return None
 
 
-def _from_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> Columns:
-    columns: Columns = {}
-    last = None
+def _from_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Columns:
+    """Rows of a table. One without a step belongs to the step before it; where none names a step, each is one."""
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise UserError(f"{path}: row {number} is no record of named values")
-        step = _step(row)
-        # A log that names no step has one row a step; a row without one belongs to the step before (W&B's wide tables).
-        step = step if step is not None else number if last is None or last == number - 1 else last
-        last = step
-        _add(columns, step, row)
+    named = [_step(row) for row in rows]
+    if all(step is None for step in named):
+        named = list(range(1, len(rows) + 1))
+    columns: Columns = {}
+    last = None
+    for row, step in zip(rows, named, strict=True):
+        last = last if step is None else step
+        if last is not None:
+            _add(columns, last, row)
     return columns
 
 
@@ -264,7 +283,7 @@ def _add(columns: Columns, step: int, row: Mapping[str, Any]) -> None:
     for name, value in row.items():
         if isinstance(value, Mapping):
             _add(columns, step, {f"{name}/{inner}": number for inner, number in value.items()})
-        elif name not in STEP_NAMES and (number := _number(value)) is not None:
+        elif name and name not in STEP_NAMES and (number := _number(value)) is not None:
             columns.setdefault(str(name), {})[step] = number
 
 

@@ -20,6 +20,7 @@ STUDIES = PIPELINE + "test_the_studies_end_in_their_tables_and_figures"
 PLANS = "tests/dag/test_graphs.py::test_target_plans_its_golden_graph"
 STAGES = "tests/dag/test_documented_commands.py::test_stages_of_full_scale_by_their_files"
 KILLED = "tests/workflow/test_resume.py::test_a_killed_experiment_ends_in_the_bytes_of_an_undisturbed_one"
+DIAGNOSED = "tests/unit/diagnosis/test_diagnose_program.py::test_a_verdict_for_people_and_for_programs"
 GPU = "needs a GPU"
 LONG = "long"  # takes minutes, or installs packages
 SUITE = "the tests themselves"
@@ -81,6 +82,9 @@ RUN_BY = {
     "python workflow/scripts/train.py --baseline sc runtime.device=cuda runtime.threads=8 "
     "trainer.total_training_steps=30 trainer.test_freq=10 trainer.save_freq=10": GPU,
     "python workflow/scripts/train.py --baseline sc --seed 4 --configfile config/smol.yaml": GPU,
+    "python docs/results/diagnosis/measure.py": (
+        "tests/unit/diagnosis/test_labelled_runs.py::test_the_half_that_the_rules_were_made_on"
+    ),
     "python docs/results/scan/draw.py": "tests/unit/figures/test_scan.py::test_the_figures_of_the_search_are_drawn",
     "python workflow/scripts/train.py --baseline sc --smoke trainer.name=verl": (
         VERL + "test_sc_killed_and_resumed_has_the_metrics_of_the_local_trainer"
@@ -97,6 +101,7 @@ RUN_BY = {
     ),
     "python workflow/scripts/watch.py results/tiny": "tests/unit/runs/test_run_watch.py::test_program",
     "python workflow/scripts/compare.py results/tiny results/other": "tests/unit/figures/test_compare.py::test_program",
+    "python workflow/scripts/diagnose.py results/tiny/runs/grpo/seed0": DIAGNOSED,
     "python workflow/scripts/dataset.py --output-dir out --val-size 500 --seed 42 --configfile config/b200.yaml": (
         "tests/unit/data/test_dataset_hub.py::test_the_program_prepares_a_hub_dataset_through_HF_ENDPOINT"
     ),
