@@ -1,7 +1,6 @@
 """Two experiments side by side: one table, overlaid curves per arm, and the settings in which they differ."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,15 @@ from score_centering.figures.plots import (
     padded_limits,
     smoothed_band,
 )
-from score_centering.figures.report import flatten
 from score_centering.figures.summary import summarise_run
 from score_centering.settings import UserError
+from score_centering.settings.dotted import differing
 from score_centering.settings.inputs import read_json
 
 SHOWN = (("Last reward", "reward_last"), ("Peak kept", "reward_share_kept"), ("Final K3", "k3_kl_final"))
 OVERLAYS = {"reward": ("reward_mean", REWARD_LABEL, False), "k3_kl": ("k3_kl", K3_LABEL, True)}
 STYLES = ("-", (0, (3.0, 1.2)))
+ABSENT = "(absent)"
 
 
 def names(first: Experiment, second: Experiment) -> tuple[str, str]:
@@ -73,8 +73,9 @@ def differing_settings(first: Experiment, second: Experiment) -> list[tuple[str,
     """(setting, value in the first, value in the second, arms), for each setting in which common arms differ."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for arm in common_arms(first, second):
-        for difference in _differences(*(_config(experiment, arm) for experiment in (first, second))):
-            found.setdefault(difference, []).append(arm)
+        for name, values in differing([_config(experiment, arm) for experiment in (first, second)], ABSENT).items():
+            one, other = (value if value is ABSENT else json.dumps(value) for value in values)
+            found.setdefault((name, one, other), []).append(arm)
     return [(*difference, arms) for difference, arms in sorted(found.items())]
 
 
@@ -141,14 +142,7 @@ def _config(experiment: Experiment, arm: str) -> dict[str, Any]:
     inputs = {
         name: identity[name] for name in ("dataset_manifest_sha256", "model_manifest_sha256", "w8a8_config_sha256")
     }
-    return flatten(identity["config"]) | inputs
-
-
-def _differences(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for name in sorted({*before, *after} - {"experiment"}):
-        one, other = (json.dumps(own[name]) if name in own else "(absent)" for own in (before, after))
-        if one != other:
-            yield name, one, other
+    return {name: value for name, value in identity["config"].items() if name != "experiment"} | inputs
 
 
 def _cell(column: str, value: float) -> str:

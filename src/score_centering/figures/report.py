@@ -22,6 +22,7 @@ from score_centering.figures.series import across_seeds
 from score_centering.figures.summary import COLUMNS, display, summarise
 from score_centering.figures.verdict import verdict
 from score_centering.settings import UserError
+from score_centering.settings.dotted import by_dotted_key, differing
 from score_centering.settings.inputs import read_json
 
 # id, column of metrics.parquet, title, unit, kind of axis, what it shows
@@ -143,16 +144,6 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
             "seconds": phases,
         },
     }
-
-
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings by their dotted path; lists and empty mappings are leaves."""
-    if not isinstance(tree, Mapping) or not tree:
-        return {prefix: tree}
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        leaves |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return leaves
 
 
 def _summary(experiment: Experiment) -> str:
@@ -285,7 +276,7 @@ def _smoke_gates(experiment: Experiment, folder: Path) -> str:
 def _pins(folder: Path) -> str:
     parts = []
     for title, path in (("Dataset", "dataset/manifest.json"), ("Model", "model/manifest.json")):
-        leaves = flatten(read_json(folder / path))
+        leaves = by_dotted_key(read_json(folder / path))
         rows = [
             (f"<code>{escape(name)}</code>", f"<code>{escape(_plain(value))}</code>") for name, value in leaves.items()
         ]
@@ -296,12 +287,10 @@ def _pins(folder: Path) -> str:
 def _configuration(experiment: Experiment, runs: Mapping[tuple[str, int], Mapping[str, Any]]) -> str:
     looks = styles(experiment.arms)
     firsts = {arm: experiment.of(arm)[0] for arm in looks}
-    leaves = {arm: flatten(runs[arm, run.seed]["identity"]["config"]) for arm, run in firsts.items()}
-    names = list(dict.fromkeys(name for own in leaves.values() for name in own))
-    differing = [name for name in names if len({_plain(own.get(name)) for own in leaves.values()}) > 1]
+    settings = [runs[arm, run.seed]["identity"]["config"] for arm, run in firsts.items()]
     rows = [
-        (f"<code>{escape(name)}</code>", *(f"<code>{escape(_plain(own.get(name)))}</code>" for own in leaves.values()))
-        for name in differing
+        (f"<code>{escape(name)}</code>", *(f"<code>{escape(_plain(value))}</code>" for value in values))
+        for name, values in differing(settings).items()
     ]
     table = _table(("Setting", *(look.label for look in looks.values())), rows)
     texts = "".join(
@@ -316,22 +305,19 @@ def _provenance(experiment: Experiment, runs: Mapping[tuple[str, int], Mapping[s
     kept = ("device", "package_sha256", "config_sha256", "dataset_manifest_sha256", "model_manifest_sha256",
             "w8a8_config_sha256", "trainer_revision")  # fmt: skip
     identities = {(run.arm, run.seed): runs[run.arm, run.seed]["identity"] for run in experiment.runs}
-    everyone = [
-        {**{name: own[name] for name in kept}, **flatten(own["versions"], "versions")} for own in identities.values()
-    ]
-    names = list(dict.fromkeys(name for own in everyone for name in own))
-    shared = [name for name in names if len({_plain(own.get(name)) for own in everyone}) == 1]
-    rows = [(f"<code>{escape(name)}</code>", f"<code>{escape(_plain(everyone[0][name]))}</code>") for name in shared]
-    own_names = [name for name in names if name not in shared]
+    everyone = [{name: own[name] for name in (*kept, "versions")} for own in identities.values()]
+    own_values = differing(everyone)
+    shared = {name: value for name, value in by_dotted_key(everyone[0]).items() if name not in own_values}
+    rows = [(f"<code>{escape(name)}</code>", f"<code>{escape(_plain(value))}</code>") for name, value in shared.items()]
     own_rows = [
         (
             escape(styles([arm])[arm].label),
             str(seed),
-            *(f"<code>{escape(_plain(own.get(name))[:16])}</code>" for name in own_names),
+            *(f"<code>{escape(_plain(values[index])[:16])}</code>" for values in own_values.values()),
         )
-        for (arm, seed), own in zip(identities, everyone, strict=True)
+        for index, (arm, seed) in enumerate(identities)
     ]
-    return _table(("The same for every run", ""), rows, "pins") + _table(("Arm", "Seed", *own_names), own_rows)
+    return _table(("The same for every run", ""), rows, "pins") + _table(("Arm", "Seed", *own_values), own_rows)
 
 
 def _rerun(experiment: Experiment, descriptions: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 """Many finished runs as one table: a row a run, with the settings in which they differ and how each of them ended."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import pyarrow as pa
 from score_centering.figures.summary import OUTCOME, SUMMARY, run_row
 from score_centering.runs import schema
 from score_centering.settings import UserError
+from score_centering.settings.dotted import differing
+from score_centering.settings.inputs import read_json
 
 RUN = {"experiment": pa.string(), "arm": pa.string(), "seed": pa.int32()}
 
@@ -38,10 +40,8 @@ def read_run(folder: Path, labels: Mapping[str, Any] | None = None) -> dict[str,
 
 def differing_settings(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """For each run, the settings (dotted keys) that are not the same in all of them, from its run.json."""
-    flat = [dict(_flat("", _run_json(folder)["identity"]["config"])) for folder in folders]
-    keys = sorted({key for settings in flat for key in settings})
-    differing = [key for key in keys if len({json.dumps(settings.get(key)) for settings in flat}) > 1]
-    return [{key: settings.get(key) for key in differing} for settings in flat]
+    found = differing([read_json(folder / "run.json")["identity"]["config"] for folder in folders])
+    return [{name: found[name][index] for name in sorted(found)} for index in range(len(folders))]
 
 
 def scan(folders: Sequence[Path]) -> pa.Table:
@@ -81,15 +81,3 @@ def _label(values: Sequence[Any]) -> pa.Array:
     return pa.array(
         [value if value is None or isinstance(value, str) else json.dumps(value) for value in values], pa.string()
     )
-
-
-def _flat(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _flat(f"{prefix}.{key}" if prefix else key, value)
-    else:
-        yield prefix, node
-
-
-def _run_json(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "run.json").read_text(encoding="utf-8"))

@@ -55,14 +55,14 @@ class Policy:
 
     @classmethod
     def of(cls, stage: GatewayStage | TrainStage, model: str) -> "Policy":
-        centering, rollout = stage.score_centering, stage.actor_rollout_ref.rollout
+        rollout = stage.actor_rollout_ref.rollout
         return cls(
             model=model,
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
             max_tokens=stage.data.max_response_length,
-            top_logprobs=centering.top_logprobs_num if centering.enabled else 0,
+            top_logprobs=stage.score_centering.candidates,
             enable_thinking=stage.prompt.enable_thinking,
         )
 

@@ -13,9 +13,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from score_centering.gateway.batching import Batcher, Full, Request
 from score_centering.gateway.http import Refusal, RequireKey, on_refusal, read_json, unless_gone
 from score_centering.rollout import Rollout, Sampling
+from score_centering.rollout.batching import Batcher, Full, Request
 
 MAX_BODY_BYTES = 4 * 2**20
 

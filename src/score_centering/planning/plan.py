@@ -220,7 +220,7 @@ class Planner:
             reserved = f"gpu_memory_utilization = {rollout.gpu_memory_utilization}"
             return {"weights": weights, "KV cache and states": max(0, left)}, f"KV cache: {cost}; {reserved} is {share}"
         state, prompts = self._states(arm, rollout.max_num_seqs, kv)
-        k = arm.score_centering.top_logprobs_num if arm.score_centering.enabled else 0
+        k = arm.score_centering.candidates
         rollouts = arm.data.train_batch_size * rollout.n
         return {
             "weights": weights,
@@ -263,7 +263,7 @@ class Planner:
         data, rollout, trainer = arm.data, arm.actor_rollout_ref.rollout, arm.trainer
         gpus = trainer.nnodes * trainer.n_gpus_per_node if trainer.name == "verl" else 1
         rollouts = -(-data.train_batch_size * rollout.n // gpus)
-        k = arm.score_centering.top_logprobs_num if arm.score_centering.enabled else 0
+        k = arm.score_centering.candidates
         bf16 = rollout.quantization is None
 
         def generating(sequences: int, candidates: int) -> tuple[float, str]:

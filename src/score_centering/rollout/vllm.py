@@ -37,6 +37,7 @@ from score_centering.rollout.record import Rollout
 from score_centering.rollout.vllm_capture import CAPTURE_KEY, EXTENSION, unpacked
 from score_centering.rollout.vllm_plugin import FAST_ROTATION, choose_rotation
 from score_centering.settings import UserError
+from score_centering.settings.inputs import read_json
 
 INT4_KV = "int4_per_token_head"
 GENERATION_CONFIG = "generation_config.json"
@@ -109,7 +110,7 @@ class VllmEngine(StreamEngine):
         self._hadacore = hadacore
         self._folder: tempfile.TemporaryDirectory | None = None
         self.llm: Any = None  # vLLM's LLM, from the first sync on
-        self._config = json.loads((self.checkpoint / "config.json").read_text(encoding="utf-8"))
+        self._config = read_json(self.checkpoint / "config.json")
         if device == "cuda" and needs_multimodal_class(self._config):
             self._config = multimodal_config(self._config)
         self._multimodal = (self._config.get("architectures") or [""])[0] in MULTIMODAL_ARCHITECTURES
@@ -242,7 +243,7 @@ def check_cpu_kernels(path: Path) -> None:
     Raises:
         UserError: naming the file, the head size and the allowed ones.
     """
-    size = linear_head_size(json.loads(path.read_text()))
+    size = linear_head_size(read_json(path))
     if size is not None and size not in CPU_LINEAR_HEAD_SIZES:
         raise UserError(
             f"rollout engine vllm: linear attention heads of size {size} ({path}) have no kernel in vLLM's CPU build, "

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import score_centering
 from score_centering.settings import UserError
+from score_centering.settings.dotted import differing
 from score_centering.settings.inputs import read_json, sha256_file
 
 PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "math-verify")
@@ -101,7 +102,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], keys: tuple[str,
     return [
         f"{name}: {_show(before)} there, {_show(now)} here"
         for key in keys
-        for name, before, now in _walk(key, old.get(key), new.get(key))
+        for name, (before, now) in differing([{key: old.get(key)}, {key: new.get(key)}]).items()
     ]
 
 
@@ -114,14 +115,6 @@ def _input_digest(path: Path | None) -> str | None:
         raise UserError(
             f"{path}: cannot read this input of the run: {(error.strerror or str(error)).lower()}"
         ) from None
-
-
-def _walk(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in sorted({*old, *new}):
-            yield from _walk(f"{name}.{key}", old.get(key), new.get(key))
-    elif old != new:
-        yield name, old, new
 
 
 def _show(value: Any) -> str:

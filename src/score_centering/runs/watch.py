@@ -1,6 +1,5 @@
 """Where the runs of an experiment stand, read from their append-only logs. Writes nothing."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rich.table import Table
 from score_centering.runs.folder import read_phase
 from score_centering.runs.lock import in_use, read_owner
 from score_centering.runs.log import read_log
+from score_centering.settings.inputs import read_json
 
 RECENT_STEPS = 10  # rewards, K3 and speed are means over these
 QUIET_S = 60.0  # a run whose phase has not changed for so long is asked whether its process still lives
@@ -34,7 +34,7 @@ class Status:
 def run_status(run_dir: Path, now: float) -> Status:
     """`run_dir` is <arm>/seed<k> with a state/identity.json; `now` is a time.time()."""
     state = run_dir / "state"
-    identity = json.loads((state / "identity.json").read_text(encoding="utf-8"))
+    identity = read_json(state / "identity.json")
     total = int(identity["config"]["trainer"]["total_training_steps"])
     log = state / "steps.log"
     records = [record for record in (read_log(log) if log.exists() else []) if record["step"] > 0]

@@ -165,7 +165,10 @@ class Smoke(Block):
 
 # -------------------------------------------------------------------------------------------------------- objective
 class ScoreCentering(Block):
-    enabled: bool = Field(default=False, description="capture the sampler's candidates in the sampling call")
+    enabled: bool | None = Field(
+        default=None,
+        description="record the sampler's candidates in the sampling call; null: where centering needs them",
+    )
     top_logprobs_num: Positive = Field(default=128, description="K, the captured candidates a position")
     centering: bool = Field(default=False, description="subtract the sampler's mean score, estimated from the head")
     is_mode: str = Field(default="none", description="importance weight f: none, tis, mis, or a registered one")
@@ -177,9 +180,15 @@ class ScoreCentering(Block):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ScoreCentering":
-        if self.centering and not self.enabled:
-            raise ValueError("centering needs the candidates: set score_centering.enabled to true")
+        if self.centering and self.enabled is False:
+            raise ValueError("centering needs the candidates: leave score_centering.enabled out, or set it to true")
         return self
+
+    @property
+    def candidates(self) -> int:
+        """K candidates that training rollouts record a position; 0: none."""
+        recorded = self.centering if self.enabled is None else self.enabled
+        return self.top_logprobs_num if recorded else 0
 
 
 class Algorithm(Block):

@@ -224,7 +224,7 @@ class DriftStage(Stage):
                 "data": settings.data.model_copy(
                     update={"train_batch_size": drift.train_batch_size, "val_batch_size": drift.check_prompts}
                 ),
-                "score_centering": ScoreCentering(enabled=True, centering=True),
+                "score_centering": ScoreCentering(centering=True),
             }
         )
         return cls(train=train, drift=drift)

@@ -31,7 +31,7 @@ def centering_settings(centering: str, vocab_size: int) -> ScoreCentering:
     if centering == "none":
         return ScoreCentering()
     k = vocab_size if centering == "exact" else int(centering.removeprefix("k"))
-    return ScoreCentering(enabled=True, centering=True, top_logprobs_num=k)
+    return ScoreCentering(centering=True, top_logprobs_num=k)
 
 
 def drift_run(

@@ -129,7 +129,7 @@ def _vllm_engine(stage: TrainStage, inputs: Inputs) -> VllmEngine:
         max_batch=rollout.max_num_seqs,
         max_prompt_length=data.max_prompt_length,
         max_response_length=data.max_response_length,
-        max_logprobs=stage.score_centering.top_logprobs_num if stage.score_centering.enabled else 1,
+        max_logprobs=max(1, stage.score_centering.candidates),
         linear_backend=arguments.linear_backend,
         attention_backend=arguments.attention_backend,
         gpu_memory_utilization=rollout.gpu_memory_utilization,

@@ -55,8 +55,7 @@ class Task:
         self._stage, self._seed, self.tokenizer, self.vocab_size = stage, seed, tokenizer, vocab_size
         self.train = self._encode(inputs.train, "training")
         self.validation = self._encode(inputs.validation[: stage.data.val_batch_size], "validation")
-        centering = stage.score_centering
-        self.top_logprobs = centering.top_logprobs_num if centering.enabled else 0
+        self.top_logprobs = stage.score_centering.candidates
 
     def prompts(self, step: int) -> list[Prompt]:
         """Training prompts of `step`: consecutive pieces of a fresh permutation for every epoch."""
@@ -106,6 +105,6 @@ class Task:
 
 
 def _check_candidates(stage: TrainStage, vocab_size: int) -> None:
-    k = stage.score_centering.top_logprobs_num
-    if stage.score_centering.enabled and k > vocab_size:
+    k = stage.score_centering.candidates
+    if k > vocab_size:
         raise UserError(f"score_centering.top_logprobs_num = {k} exceeds the model's vocabulary of {vocab_size} tokens")

@@ -18,7 +18,6 @@ from starlette.applications import Starlette
 from score_centering.gateway import environment
 from score_centering.gateway.agent import work
 from score_centering.gateway.app import gateway_app
-from score_centering.gateway.batching import Batcher
 from score_centering.gateway.client import GatewayClient, make_tasks
 from score_centering.gateway.policy import Policy
 from score_centering.gateway.running import Background
@@ -26,6 +25,7 @@ from score_centering.gateway.serving import ServedModel, serving_app
 from score_centering.gateway.upstream import Upstream
 from score_centering.model.chat import encode_messages, stop_token_ids
 from score_centering.rollout import Rollout, Sampling, StreamEngine
+from score_centering.rollout.batching import Batcher
 from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
 from score_centering.training.task import Prompt, Task

@@ -1,6 +1,5 @@
 """The validation stage: from manifests and settings to the content of validation.json."""
 
-import json
 import math
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from score_centering.rollout import Engine, LocalEngine
 from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.rollout.vllm import VllmEngine
 from score_centering.settings import UserError
+from score_centering.settings.inputs import read_json
 from score_centering.settings.stages import ValidationStage
 from score_centering.validation.gaps import allowed_head_sizes
 from score_centering.validation.measure import BF16, INT8, INT8_INT4KV, Plan, Subject, measure
@@ -71,12 +71,10 @@ def read_subject(
     stage: ValidationStage, dataset_manifest: Path, model_manifest: Path, w8a8_config: Path
 ) -> tuple[Subject, dict[str, Any]]:
     """The model under test with its held-out prompts, and the content of `w8a8_config`; see `validate_checkpoint`."""
-    if not w8a8_config.is_file():
-        raise UserError(f"{w8a8_config}: no such file")
     torch.set_num_threads(stage.runtime.threads)
     device = stage.runtime.device
     folder = verified_folder(model_manifest)
-    config = json.loads(w8a8_config.read_text(encoding="utf-8"))
+    config = read_json(w8a8_config)
     check_scheme(config, str(w8a8_config))
     model, tokenizer = load_folder(folder)
     model.to(device).eval()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from score_centering.figures.experiment import read_experiment
-from score_centering.figures.report import flatten, render
+from score_centering.figures.report import render
 from score_centering.settings import UserError
 
 PROGRAM = Path(__file__).parents[3] / "workflow" / "scripts" / "report.py"
@@ -101,10 +101,6 @@ def test_a_missing_file_is_named(tiny, tmp_path, name):
     (folder / name).unlink()
     with pytest.raises(UserError, match=rf"{name}: (missing; the report needs it|No such file)"):
         render(read_experiment(folder, ["sc"]), {"sc": ""}, folder)
-
-
-def test_flatten():
-    assert flatten({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}
 
 
 def test_the_program_needs_no_torch(tiny, tmp_path):

@@ -13,13 +13,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from score_centering.gateway.app import gateway_app
-from score_centering.gateway.batching import Batcher
 from score_centering.gateway.policy import Policy
 from score_centering.gateway.running import Background
 from score_centering.gateway.serving import ServedModel, serving_app
 from score_centering.gateway.store import Limits
 from score_centering.gateway.upstream import Upstream
 from score_centering.rollout import Rollout, Sampling
+from score_centering.rollout.batching import Batcher
 from score_centering.rollout.candidates import round_logprobs
 
 KEY, VOCABULARY, K = "a key", 300, 5

@@ -12,10 +12,10 @@ import numpy as np
 import openai
 import pytest
 
-from score_centering.gateway.batching import Batcher, Full, Request
 from score_centering.gateway.client import GatewayClient
 from score_centering.gateway.serving import serving_app
 from score_centering.rollout import Sampling
+from score_centering.rollout.batching import Batcher, Full, Request
 from score_centering.settings import UserError
 
 KEY = "a key"

@@ -15,7 +15,7 @@ import torch
 from score_centering.rollout import Sampling, validate_all
 from score_centering.rollout.vllm import CPU_ENVIRONMENT, ENVIRONMENT
 from score_centering.rollout.vllm_capture import EXTENSION
-from score_centering.training.verl.messages import request, to_rollout
+from score_centering.training.verl.messages import RECORD, request
 from vllm_models import VOCABULARY, tiny_llama
 
 
@@ -107,10 +107,9 @@ def test_a_server_s_answer_is_a_capture_record(tmp_path, server_class, child_pat
     prompts = [[1, 26, 198], [504, 267], [90, 41, 7, 8]] * 3
     asked = [(prompt, request(sampling, seed, 8 * (seed % 2))) for seed, prompt in enumerate(prompts)]
     made = asyncio.run(answers(server, arguments, asked))
-    rollouts = [
-        to_rollout(i, 0, prompt, output.token_ids, output.extra_fields)
-        for i, (prompt, output) in enumerate(zip(prompts, made, strict=True))
-    ]
+    rollouts = [output.extra_fields[RECORD] for output in made]
+    assert [rollout.prompt_ids.tolist() for rollout in rollouts] == prompts
+    assert [rollout.token_ids.tolist() for rollout in rollouts] == [output.token_ids for output in made]
     validate_all(rollouts[1::2], VOCABULARY)
     for i, rollout in enumerate(rollouts):
         assert len(rollout.token_ids) == len(rollout.logprobs) > 0 and np.isfinite(rollout.logprobs).all()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from score_centering.settings import STAGES, UserError, cli, load_settings, resolve, stage_json
 from score_centering.settings.json_schema import key_table, schema_text
 from score_centering.settings.load import deep_merge
+from score_centering.settings.model import ScoreCentering
 from score_centering.settings.stages import TrainStage
 
 ROOT = Path(__file__).parents[3]
@@ -65,6 +66,20 @@ def test_arms_differ_in_objective_and_rollout_precision_only():
                     del dump[key][name]
     reference = dumps["grpo"]
     assert all(dump == reference for dump in dumps.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "candidates"),
+    [
+        ({}, 0),
+        ({"centering": True}, 7),
+        ({"enabled": True}, 7),  # an arm without centering records them for what they tell
+        ({"enabled": True, "centering": True}, 7),  # as the published example writes it
+        ({"enabled": False}, 0),
+    ],
+)
+def test_candidates_are_recorded_where_centering_needs_them_or_on_request(settings, candidates):
+    assert ScoreCentering(top_logprobs_num=7, **settings).candidates == candidates
 
 
 def test_published_recipe():
@@ -131,7 +146,7 @@ def test_environment_names_the_model(monkeypatch):
         ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n = 1"),
         ("actor_rollout_ref.actor.optim.lr=.nan", "actor_rollout_ref.actor.optim.lr"),
         ("actor_rollout_ref.actor.mini_batches=7", "does not divide"),
-        ("score_centering.centering=true", "score_centering: centering needs the candidates"),
+        ("score_centering={enabled: false, centering: true}", "score_centering: centering needs the candidates"),
         ("experiment=../elsewhere", "experiment = '../elsewhere'"),
         ("dataset.source=hub", "the block dataset.hub is missing"),
         ("model.source=path", "the block model.path is missing"),

@@ -1,5 +1,6 @@
 """The single-turn math task as verl's agent loop: one request a rollout, whose answer is a capture record."""
 
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -14,9 +15,7 @@ from verl.experimental.agent_loop.agent_loop import (
 from verl.utils.profiler import simple_timer
 
 from score_centering.training.verl.driver.verl_config import AGENT_LOOP
-from score_centering.training.verl.messages import to_rollout
-
-RECORD = "rollout"
+from score_centering.training.verl.messages import RECORD
 
 
 @register(AGENT_LOOP)
@@ -31,13 +30,8 @@ class SingleTurn(AgentLoopBase):
             output = await self.server_manager.generate(
                 uuid4().hex, prompt_ids=prompt_ids, sampling_params=dict(fields["request"])
             )
-        record = to_rollout(
-            int(fields["prompt_index"]),
-            int(fields["sample_index"]),
-            prompt_ids,
-            output.token_ids,
-            output.extra_fields,
-        )
+        index = {name: int(fields[name]) for name in ("prompt_index", "sample_index")}
+        record = replace(output.extra_fields[RECORD], **index)
         return AgentLoopOutput(
             prompt_ids=prompt_ids,
             response_ids=output.token_ids,

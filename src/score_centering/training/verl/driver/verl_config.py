@@ -148,7 +148,7 @@ def _overlay(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8_co
                 "engine_kwargs": {
                     "vllm": {
                         **rollout.engine_kwargs.vllm.model_dump(),
-                        "max_logprobs": max(1, _candidates(stage)),
+                        "max_logprobs": max(1, stage.score_centering.candidates),
                     }
                 },
                 "agent": {
@@ -197,7 +197,3 @@ def _grad_clip(stage: TrainStage) -> float:
     """verl asks for a number; a gradient of finite norm times min(1, inf / norm) is itself."""
     largest = stage.actor_rollout_ref.actor.grad_clip
     return math.inf if largest is None else largest
-
-
-def _candidates(stage: TrainStage) -> int:
-    return stage.score_centering.top_logprobs_num if stage.score_centering.enabled else 0

@@ -34,11 +34,10 @@ from score_centering.training.loop import RunLoop
 from score_centering.training.task import Inputs, Task
 from score_centering.training.transport import open_transport
 from score_centering.training.verl import plugin  # noqa: F401  enters our rollout servers into this process too
-from score_centering.training.verl.agent_loop import RECORD
 from score_centering.training.verl.driver.ray_session import ray_session
 from score_centering.training.verl.driver.verl_config import verl_config
 from score_centering.training.verl.driver.verl_update import VerlUpdater
-from score_centering.training.verl.messages import request
+from score_centering.training.verl.messages import RECORD, request
 from score_centering.training.verl.worker.actor_worker import ActorWorker, shard_path
 from score_centering.training.verl.worker.loss_head import PolicyLoss
 

@@ -1,62 +1,55 @@
 """The local engine (INT8 linears, INT4 KV cache) as a rollout server of verl, and the replica that launches it."""
 
 import asyncio
-import json
 import os
+import sys
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 from torch import Tensor
 from transformers import AutoConfig
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
-from score_centering.rollout import LocalEngine, Rollout
-from score_centering.training.verl.messages import answer, sampling_of
-
-GATHERING_SECONDS = 0.02  # requests that come within this of each other are decoded together
-
-
-@dataclass(frozen=True)
-class Waiting:
-    prompt: tuple[int, ...]
-    parameters: dict[str, Any]
-    future: asyncio.Future
+from score_centering.rollout import LocalEngine
+from score_centering.rollout.batching import Batcher, Request
+from score_centering.settings.inputs import read_json
+from score_centering.training.verl.messages import RECORD
 
 
 class LocalServer:
-    """A Ray actor that holds one engine and batches what is waiting. A rollout does not depend on its batch."""
+    """A Ray actor that holds one engine; a thread of its own computes what waits."""
 
     def __init__(self, config: Any, model_folder: str, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
-        w8a8 = w8a8_config(config)
         self._engine = LocalEngine(
             AutoConfig.from_pretrained(model_folder),
             quantization=config.quantization,
-            w8a8_config=w8a8,
+            w8a8_config=w8a8_config(config),
             kv_cache=config.engine_kwargs["vllm"]["kv_cache_dtype"],
             max_batch=config.max_num_seqs,
             max_prompt_length=config.prompt_length,
             max_response_length=config.response_length,
             device=device,
         )
-        self._queue: list[Waiting] = []
-        self._decoding: asyncio.Task | None = None
+        self._batcher = Batcher(self._engine, max_waiting=sys.maxsize)  # the driver asks for a whole step at once
+        threading.Thread(target=self._serve, daemon=True).start()
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling_params: dict[str, Any], request_id: str, **_: Any
     ) -> TokenOutput:
         """One rollout; see `messages`."""
-        future = asyncio.get_running_loop().create_future()
-        self._queue.append(Waiting(tuple(prompt_ids), sampling_params, future))
-        if self._decoding is None or self._decoding.done():
-            self._decoding = asyncio.create_task(self._decode())
-        rollout = await future
-        return TokenOutput(token_ids=rollout.token_ids.tolist(), stop_reason="completed", extra_fields=answer(rollout))
+        asked = sampling_params
+        request = Request(tuple(prompt_ids), asked["sampling"], asked["seed"], asked["top_logprobs"])
+        self._batcher.submit(request)
+        rollout = await asyncio.wrap_future(request.result)
+        return TokenOutput(
+            token_ids=rollout.token_ids.tolist(), stop_reason="completed", extra_fields={RECORD: rollout}
+        )
 
     async def sync(self, weights: dict[str, Tensor], step: int) -> None:
         await asyncio.to_thread(self._engine.sync, weights, step)
@@ -67,38 +60,12 @@ class LocalServer:
     async def sleep(self, **_: Any) -> None:
         """The engine keeps its memory."""
 
-    async def _decode(self) -> None:
-        while self._queue:
-            arrived = 0
-            while arrived < len(self._queue):
-                arrived = len(self._queue)
-                await asyncio.sleep(GATHERING_SECONDS)
-            batch, self._queue = self._queue, []
-            for group in _alike(batch):
-                try:
-                    rollouts = await asyncio.to_thread(self._generate, group)
-                except Exception as error:  # handed to whoever waits; the actor itself lives on
-                    for waiting in group:
-                        waiting.future.set_exception(error)
-                    continue
-                for waiting, rollout in zip(group, rollouts, strict=True):
-                    waiting.future.set_result(rollout)
-
-    def _generate(self, group: Sequence[Waiting]) -> list[Rollout]:
-        """Rollouts of requests that differ in prompt and seed only, in their order."""
-        prompts = sorted({waiting.prompt for waiting in group})
-        number = {prompt: i for i, prompt in enumerate(prompts)}
-        order = sorted(range(len(group)), key=lambda k: number[group[k].prompt])
-        owner = np.array([number[group[k].prompt] for k in order])
-        stream = np.array([group[k].parameters["seed"] for k in order], dtype=np.uint64)
-        parameters = group[0].parameters
-        made = self._engine.generate_streams(
-            prompts, owner, stream, sampling_of(parameters), parameters["top_logprobs"]
-        )
-        placed: list[Any] = [None] * len(group)
-        for k, rollout in zip(order, made, strict=True):
-            placed[k] = rollout
-        return placed
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._batcher.serve_until(Future())
+            except Exception:  # told to whoever waits; the actor itself lives on
+                continue
 
 
 class LocalReplica(RolloutReplica):
@@ -136,15 +103,5 @@ def server_name(rank: int) -> str:
 
 
 def w8a8_config(config: Any) -> dict | None:
-    if config.quantization is None:
-        return None
-    return json.loads(Path(config.quantization_config_file).read_text(encoding="utf-8"))
-
-
-def _alike(batch: Sequence[Waiting]) -> list[list[Waiting]]:
-    """`batch` in groups whose requests ask for the same but for prompt and seed."""
-    groups: dict[str, list[Waiting]] = {}
-    for waiting in batch:
-        rest = {key: value for key, value in waiting.parameters.items() if key != "seed"}
-        groups.setdefault(repr(sorted(rest.items())), []).append(waiting)
-    return list(groups.values())
+    """Content of the config.json that verl's rollout configuration names; None for BF16 rollouts."""
+    return None if config.quantization is None else read_json(Path(config.quantization_config_file))

@@ -23,7 +23,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from score_centering.precision.names import multimodal_config, needs_multimodal_class
 from score_centering.rollout.vllm import check_prompts, sampling_parameters, to_rollout
 from score_centering.settings.inputs import read_json
-from score_centering.training.verl.messages import answer, sampling_of
+from score_centering.training.verl.messages import RECORD
 from score_centering.training.verl.server.vllm_sync import engine_arguments, engine_overrides, set_switches
 
 NO_PORT = 0
@@ -84,7 +84,7 @@ class VllmServer(vLLMHttpServer):
         """One rollout with its capture record; a request without candidates asks for sampled log-probs only."""
         check_prompts([prompt_ids], self._engine_config)
         candidates = sampling_params["top_logprobs"]
-        parameters = sampling_parameters(sampling_of(sampling_params), sampling_params["seed"], candidates, request_id)
+        parameters = sampling_parameters(sampling_params["sampling"], sampling_params["seed"], candidates, request_id)
         parameters.output_kind = RequestOutputKind.FINAL_ONLY
         final = None
         async for output in self.engine.generate(
@@ -93,7 +93,9 @@ class VllmServer(vLLMHttpServer):
             final = output
         ((record,), *_) = await self.engine.collective_rpc("take_capture", args=([request_id],))
         rollout = to_rollout(0, 0, prompt_ids, final.outputs[0], record, candidates)
-        return TokenOutput(token_ids=rollout.token_ids.tolist(), stop_reason="completed", extra_fields=answer(rollout))
+        return TokenOutput(
+            token_ids=rollout.token_ids.tolist(), stop_reason="completed", extra_fields={RECORD: rollout}
+        )
 
 
 class VllmReplica(vLLMReplica):

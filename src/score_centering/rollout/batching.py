@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from score_centering.rollout import Rollout, Sampling, StreamEngine
+from score_centering.rollout.engine import Sampling, StreamEngine
+from score_centering.rollout.record import Rollout
 
 QUIET_SECONDS = 0.02  # a batch is closed when no request has come for this long
 GATHER_SECONDS = 0.5  # or after this long
