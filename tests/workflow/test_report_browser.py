@@ -184,7 +184,7 @@ class Browser:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     synthetic = load("unit/figures/synthetic_experiment.py")
     folder = synthetic.write_experiment(tmp_path_factory.mktemp("report") / "tiny", steps=40)
-    experiment = read_experiment(folder, list(synthetic.ARMS), [0])
+    experiment = read_experiment(folder, list(synthetic.ARMS), [0], control="grpo_bf16")
     output = folder / "report.html"
     output.write_text(render(experiment, dict.fromkeys(synthetic.ARMS, "what it does"), folder), encoding="utf-8")
     return output

@@ -24,7 +24,7 @@ def main() -> None:
     folder = arguments.experiment_dir or Path("results") / stage.experiment
     output = arguments.output_dir or folder
 
-    experiment = read_experiment(folder, stage.arms, stage.seeds, stage.figures.smoothing_steps)
+    experiment = read_experiment(folder, stage.arms, stage.seeds, stage.figures.smoothing_steps, stage.control)
     with drawing():
         for name, draw in FIGURES.items():
             for path in save(draw(experiment), output / "figures" / name):

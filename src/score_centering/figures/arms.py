@@ -1,7 +1,7 @@
 """How an arm looks, everywhere: its label, colour, line style and marker.
 
 Colours are the Okabe-Ito palette, which people with any common colour-vision deficiency can tell apart. Warm colours
-are arms without score centering, cool ones arms with it, black is the BF16 control. Line style and marker differ as
+are arms without score centering, cool ones arms with it, black is the control. Line style and marker differ as
 well, so that a greyscale print is still readable.
 """
 
@@ -18,9 +18,8 @@ class ArmStyle:
     marker: str  # Matplotlib's code
 
 
-CONTROL = "grpo_bf16"
 KNOWN = {
-    CONTROL: ArmStyle("GRPO, BF16 rollouts", "#000000", "#f2f2f2", (), "s"),
+    "grpo_bf16": ArmStyle("GRPO, BF16 rollouts", "#000000", "#f2f2f2", (), "s"),
     "grpo": ArmStyle("GRPO", "#d55e00", "#ff8a3d", (4.5, 1.5), "X"),
     "sc": ArmStyle("SC", "#0072b2", "#4aa8e0", (), "o"),
     "sc_mis": ArmStyle("SC + MIS", "#009e73", "#2fc79b", (1.2, 1.0), "^"),
@@ -28,6 +27,8 @@ KNOWN = {
     "grpo_mis": ArmStyle("GRPO + MIS", "#e69f00", "#ffc247", (2.5, 1.5), "P"),
 }
 
+# For a control of another name.
+CONTROL = ("#000000", "#f2f2f2", (3.0, 1.0, 1.0, 1.0), "d")
 # For arms that the published experiment does not have.
 OTHERS = (
     ("#cc79a7", "#e6a3c6", (), "v"),
@@ -39,16 +40,16 @@ OTHERS = (
 )
 
 
-def in_order(arms: Iterable[str]) -> list[str]:
+def in_order(arms: Iterable[str], control: str | None = None) -> list[str]:
     """The control first, then the published arms in their order, then the others by name; each once."""
     known = list(KNOWN)
-    return sorted(set(arms), key=lambda arm: (known.index(arm) if arm in KNOWN else len(known), arm))
+    return sorted(set(arms), key=lambda arm: (arm != control, known.index(arm) if arm in KNOWN else len(known), arm))
 
 
-def styles(arms: Iterable[str]) -> dict[str, ArmStyle]:
-    """One style per arm, in the order given. Published arms always get the same one, others get theirs by name."""
+def styles(arms: Iterable[str], control: str | None = None) -> dict[str, ArmStyle]:
+    """One style per arm, in the order given. Published arms always get the same one, others get theirs by name; the
+    control is black, whatever its name."""
     arms = list(dict.fromkeys(arms))
-    others = sorted(set(arms) - set(KNOWN))
-    return {
-        arm: KNOWN[arm] if arm in KNOWN else ArmStyle(arm, *OTHERS[others.index(arm) % len(OTHERS)]) for arm in arms
-    }
+    others = sorted(set(arms) - set(KNOWN) - {control})
+    looks = {arm: OTHERS[index % len(OTHERS)] for index, arm in enumerate(others)} | {control: CONTROL}
+    return {arm: KNOWN[arm] if arm in KNOWN else ArmStyle(arm, *looks[arm]) for arm in arms}

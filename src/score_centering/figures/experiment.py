@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from score_centering.figures.arms import in_order
+from score_centering.figures.arms import ArmStyle, in_order, styles
 from score_centering.figures.series import WINDOW
 from score_centering.runs import schema
 from score_centering.settings import UserError
@@ -36,19 +36,30 @@ class Experiment:
     folder: Path
     runs: tuple[Run, ...]  # arm by arm, then by seed
     smoothing: int  # steps of the trailing mean that the figures draw
+    control: str | None = None  # the arm without mismatch, if it was run
 
     @property
     def arms(self) -> list[str]:
         return list(dict.fromkeys(run.arm for run in self.runs))
+
+    @property
+    def looks(self) -> dict[str, ArmStyle]:
+        return styles(self.arms, self.control)
 
     def of(self, arm: str) -> list[Run]:
         return [run for run in self.runs if run.arm == arm]
 
 
 def read_experiment(
-    folder: Path, arms: Sequence[str] = (), seeds: Sequence[int] = (), smoothing: int = WINDOW
+    folder: Path,
+    arms: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    smoothing: int = WINDOW,
+    control: str | None = None,
 ) -> Experiment:
     """The runs of `arms` and `seeds` below `folder`/runs; without them, of every arm and seed that has a folder there.
+
+    control: the arm of that role (`run.control`), where it is among them.
 
     Errors: a run that is asked for, or whose folder exists, but which has no metrics.parquet or timing.parquet.
     """
@@ -58,12 +69,13 @@ def read_experiment(
     found = [path.name for path in runs_folder.iterdir() if path.is_dir()]
     runs = [
         _read_run(runs_folder / arm / f"seed{seed}", arm, seed)
-        for arm in (arms or in_order(found))
+        for arm in (arms or in_order(found, control))
         for seed in (seeds or _seeds_in(runs_folder / arm))
     ]
     if not runs:
         raise UserError(f"{runs_folder}: holds no run; expected <arm>/seed<k>/metrics.parquet")
-    return Experiment(runs[0].experiment, Path(folder), tuple(runs), smoothing)
+    present = control if any(run.arm == control for run in runs) else None
+    return Experiment(runs[0].experiment, Path(folder), tuple(runs), smoothing, present)
 
 
 def _seeds_in(arm_folder: Path) -> list[int]:

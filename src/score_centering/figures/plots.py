@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
 
-from score_centering.figures.arms import CONTROL, ArmStyle, styles
+from score_centering.figures.arms import ArmStyle
 from score_centering.figures.canvas import (
     FONT,
     ONE_COLUMN,
@@ -88,7 +88,7 @@ def reward_vs_k3(experiment: Experiment) -> Figure:
 
     The control's K3 is orders of magnitude smaller, so its panel has an x axis of its own.
     """
-    looks = styles(experiment.arms)
+    looks = experiment.looks
     columns = 2 if len(looks) == 4 else min(3, len(looks))
     rows = -(-len(looks) // columns)
     width = {1: ONE_COLUMN, 2: 5.0, 3: TWO_COLUMNS}[columns]
@@ -104,7 +104,9 @@ def reward_vs_k3(experiment: Experiment) -> Figure:
     )
     paths = {arm: reward_k3_path(experiment, arm)[1:] for arm in looks}
     for axes, (arm, look) in zip(grid.flat, looks.items(), strict=False):
-        shown = {other: path for other, path in paths.items() if (other == CONTROL) == (arm == CONTROL)}
+        shown = {
+            other: path for other, path in paths.items() if (other == experiment.control) == (arm == experiment.control)
+        }
         every_k3 = np.concatenate([x for x, _ in shown.values()])
         floor = log_floor(every_k3)
         log_axis(axes.xaxis, floor, every_k3)
@@ -126,7 +128,7 @@ def reward_vs_k3(experiment: Experiment) -> Figure:
 
 def timing(experiment: Experiment) -> Figure:
     """Mean wall-clock seconds of a step by phase, one bar an arm."""
-    looks = styles(experiment.arms)
+    looks = experiment.looks
     left = (max(_widths(look.label for look in looks.values())) + 10.0) / 72.0
     height = 0.95 + 0.27 * len(looks)
     figure, grid = axes_row(TWO_COLUMNS, height, 1, left=left, right=0.55, bottom=0.42, top=0.38)
@@ -201,13 +203,13 @@ def smoothed_band(experiment: Experiment, arm: str, column: str, window: int) ->
 
 
 def _labelled_axes(experiment: Experiment, width: float, height: float) -> tuple[Figure, Axes]:
-    margin = label_margin([look.label for look in styles(experiment.arms).values()])
+    margin = label_margin([look.label for look in experiment.looks.values()])
     figure, grid = axes_row(width, height, 1, left=0.58, right=margin)
     return figure, grid[0, 0]
 
 
 def _labelled_pair(experiment: Experiment) -> tuple[Figure, np.ndarray]:
-    margin = label_margin([look.label for look in styles(experiment.arms).values()])
+    margin = label_margin([look.label for look in experiment.looks.values()])
     figure, grid = axes_row(TWO_COLUMNS, 2.4, 2, left=0.58, right=margin, gap=0.62)
     return figure, grid[0]
 
@@ -223,7 +225,7 @@ def _curves(
     labels: bool = True,
 ) -> None:
     """One curve per arm against the step. `sparse`: few measured steps, so each gets its marker and no smoothing."""
-    looks = styles(experiment.arms)
+    looks = experiment.looks
     smooth, raw = {}, {}
     for arm in looks:
         smooth[arm] = smoothed_band(experiment, arm, column, 1 if sparse else experiment.smoothing).measured()

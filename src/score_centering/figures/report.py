@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from score_centering.figures.arms import CONTROL, styles
 from score_centering.figures.colours import readable_on_white
 from score_centering.figures.experiment import Experiment
 from score_centering.figures.plots import PHASES, mean_phase_seconds, path_window, reward_k3_path, smoothed_band
@@ -45,7 +44,7 @@ CHARTS = (
 
 def render(experiment: Experiment, descriptions: Mapping[str, str], folder: Path) -> str:
     """The page, from the runs of `experiment` and the JSON files below `folder`. The same inputs give the same text."""
-    looks = styles(experiment.arms)
+    looks = experiment.looks
     found = verdict(experiment)
     runs = {(run.arm, run.seed): read_json(run.folder / "run.json") for run in experiment.runs}
     sections = [
@@ -104,7 +103,7 @@ def render(experiment: Experiment, descriptions: Mapping[str, str], folder: Path
 
 def chart_data(experiment: Experiment) -> dict[str, Any]:
     """What report.js draws: the arms' looks, and per chart and arm the steps, raw and smoothed values, and range."""
-    looks = styles(experiment.arms)
+    looks = experiment.looks
     charts = []
     for key, column, title, unit, kind, _ in CHARTS:
         window = 1 if kind == "sparse" else experiment.smoothing
@@ -126,7 +125,7 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
     phases = [_rounded(mean_phase_seconds(experiment, arm)) for arm in looks]
     return {
         "arms": [
-            {"name": arm, "label": look.label, "dashes": look.dashes, "control": arm == CONTROL}
+            {"name": arm, "label": look.label, "dashes": look.dashes, "control": arm == experiment.control}
             for arm, look in looks.items()
         ],
         "charts": charts,
@@ -147,7 +146,7 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
 
 
 def _summary(experiment: Experiment) -> str:
-    looks = styles(experiment.arms)
+    looks = experiment.looks
     several_seeds = len({run.seed for run in experiment.runs}) > 1
     columns = [column for column in COLUMNS if several_seeds or column[0] != "seed"]
     heads = "".join(
@@ -200,7 +199,7 @@ def _figures(experiment: Experiment) -> str:
         f'<button type="button" class="chip" aria-pressed="true" data-arm="{index}" style="--c:var(--arm-{index})">'
         f'<svg viewBox="0 0 26 8" aria-hidden="true"><line x1="1" x2="25" y1="4" y2="4" '
         f'stroke-dasharray="{_dashes(look.dashes)}"/></svg>{escape(look.label)}</button>'
-        for index, look in enumerate(styles(experiment.arms).values())
+        for index, look in enumerate(experiment.looks.values())
     )
     seeds = len({run.seed for run in experiment.runs})
     how = f"Bold: trailing mean over {experiment.smoothing} steps. Faint: raw values." + (
@@ -210,7 +209,7 @@ def _figures(experiment: Experiment) -> str:
         f"The path of each arm through training, as means over {path_window(experiment)} steps: hollow circle at its "
         "start, filled one at its end."
     )
-    if CONTROL in experiment.arms:
+    if experiment.control:
         path += " Switch the control off to see the other arms closer."
     shown = [(key, title, text) for key, _, title, _, _, text in CHARTS]
     shown.insert(2, ("reward_vs_k3", "Reward against K3", path))
@@ -254,7 +253,7 @@ def _precision_gate(folder: Path) -> str:
 
 
 def _smoke_gates(experiment: Experiment, folder: Path) -> str:
-    looks = styles(experiment.arms)
+    looks = experiment.looks
     gates = {arm: read_json(folder / "smoke" / arm / "gate.json") for arm in looks}
     names = list(dict.fromkeys(name for gate in gates.values() for name in gate["limits"]))
     rows = []
@@ -285,7 +284,7 @@ def _pins(folder: Path) -> str:
 
 
 def _configuration(experiment: Experiment, runs: Mapping[tuple[str, int], Mapping[str, Any]]) -> str:
-    looks = styles(experiment.arms)
+    looks = experiment.looks
     firsts = {arm: experiment.of(arm)[0] for arm in looks}
     settings = [runs[arm, run.seed]["identity"]["config"] for arm, run in firsts.items()]
     rows = [
@@ -311,7 +310,7 @@ def _provenance(experiment: Experiment, runs: Mapping[tuple[str, int], Mapping[s
     rows = [(f"<code>{escape(name)}</code>", f"<code>{escape(_plain(value))}</code>") for name, value in shared.items()]
     own_rows = [
         (
-            escape(styles([arm])[arm].label),
+            escape(experiment.looks[arm].label),
             str(seed),
             *(f"<code>{escape(_plain(values[index])[:16])}</code>" for values in own_values.values()),
         )
@@ -324,7 +323,7 @@ def _rerun(experiment: Experiment, descriptions: Mapping[str, str]) -> str:
     items = "".join(
         f"<li><h3>{escape(look.label)}</h3><p>{escape(descriptions[arm])}</p>"
         f"<pre>snakemake --cores 1 all -R train_{escape(arm)}</pre></li>"
-        for arm, look in styles(experiment.arms).items()
+        for arm, look in experiment.looks.items()
     )
     return (
         "<p>Each command, with the <code>--configfile</code> that this experiment was run with, if any, trains one arm "

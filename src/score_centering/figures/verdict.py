@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from score_centering.figures.arms import CONTROL, styles
 from score_centering.figures.experiment import Experiment, Run
 from score_centering.figures.numerals import percent, scientific
 from score_centering.figures.series import WINDOW
@@ -75,10 +74,10 @@ def clearly_above(high: float, low: float, high_error: float, low_error: float) 
 
 def verdict(experiment: Experiment) -> Verdict:
     """One sentence that answers the experiment's question, and notes that qualify it."""
-    looks = styles(experiment.arms)
+    looks = experiment.looks
     outcomes = {arm: outcome(look.label, experiment.of(arm)) for arm, look in looks.items()}
-    control = outcomes.get(CONTROL)
-    low = {arm: found for arm, found in outcomes.items() if arm != CONTROL}
+    control = outcomes.get(experiment.control)
+    low = {arm: found for arm, found in outcomes.items() if arm != experiment.control}
     notes = []
     if control:
         learned = clearly_above(control.last, control.first, control.last_error, control.first_error)
@@ -131,15 +130,17 @@ def _qualifications(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> 
     error = max(o.last_error for o in outcomes.values())
     notes = []
     k3 = sorted(
-        (o for arm, o in outcomes.items() if arm != CONTROL and not np.isnan(o.k3_final)), key=lambda o: o.k3_final
+        (o for arm, o in outcomes.items() if arm != experiment.control and not np.isnan(o.k3_final)),
+        key=lambda o: o.k3_final,
     )
     if k3:
         span = f"{scientific(k3[0].k3_final)} ({k3[0].label})"
         if len(k3) > 1:
             span += f" to {scientific(k3[-1].k3_final)} ({k3[-1].label})"
         note = f"K3 with INT8/INT4 rollouts ended at {span} nats per token"
-        if CONTROL in outcomes and not np.isnan(outcomes[CONTROL].k3_final):
-            note += f"; the control's at {scientific(outcomes[CONTROL].k3_final)}"
+        control = outcomes.get(experiment.control)
+        if control and not np.isnan(control.k3_final):
+            note += f"; the control's at {scientific(control.k3_final)}"
         notes.append(note + ".")
     notes.append(
         f"Collapsed: below {percent(COLLAPSED_BELOW)} of the peak at some step, or less than {percent(LOST_BELOW)} "

@@ -332,6 +332,9 @@ class Arm(Block):
 class Run(Block):
     arms: Annotated[list[str], Field(min_length=1)] = Field(description="arms to run, in the order of the tables")
     seeds: Annotated[list[NonNegative], Field(min_length=1)] = Field(description="seeds of each arm")
+    control: str | None = Field(
+        default=None, description="the arm whose rollouts lack nothing: figures and verdict hold the others against it"
+    )
 
     @model_validator(mode="after")
     def _unique(self) -> "Run":
@@ -433,6 +436,9 @@ class Settings(Block):
             for arm in arms:
                 if arm not in self.arms:
                     raise ValueError(f"{where}.arms: unknown arm {arm!r} (defined: {', '.join(sorted(self.arms))})")
+        if self.run.control is not None and self.run.control not in self.arms:
+            defined = ", ".join(sorted(self.arms))
+            raise ValueError(f"run.control: unknown arm {self.run.control!r} (defined: {defined})")
         scratch = self.model.scratch if self.model.source == "scratch" else None
         if scratch and self.score_centering.top_logprobs_num > scratch.tokenizer.vocab_size:
             raise ValueError(

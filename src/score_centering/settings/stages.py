@@ -192,6 +192,7 @@ class FiguresStage(Stage):
     figures: Figures
     arms: list[str]
     seeds: list[int]
+    control: str | None
     descriptions: dict[str, str]
 
     @classmethod
@@ -201,6 +202,7 @@ class FiguresStage(Stage):
             figures=settings.figures,
             arms=settings.run.arms,
             seeds=settings.run.seeds,
+            control=settings.run.control,
             descriptions={arm: settings.arms[arm].description for arm in settings.run.arms},
         )
 

@@ -54,3 +54,10 @@ def test_order_and_style_do_not_depend_on_company():
     ]  # fmt: skip
     assert styles(["sc"])["sc"] == styles(["grpo", "mine", "sc"])["sc"]
     assert styles(["mine"])["mine"].label == "mine"
+
+
+def test_a_control_of_any_name_comes_first_in_black():
+    assert in_order(["grpo", "sc", "exact"], "exact") == ["exact", "grpo", "sc"]
+    looks = styles(["sc", "exact", "mine"], "exact")
+    assert (looks["exact"].label, looks["exact"].colour) == ("exact", "#000000")
+    assert looks["mine"] == styles(["sc", "mine"])["mine"]

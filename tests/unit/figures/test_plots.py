@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).parents[3] / "workflow" / "scripts" / "figures.py"
 
 @pytest.fixture(scope="module")
 def drawn(tiny):
-    experiment = read_experiment(tiny)
+    experiment = read_experiment(tiny, control="grpo_bf16")
     with drawing():
         figures = {name: draw(experiment) for name, draw in FIGURES.items()}
         for figure in figures.values():
@@ -107,13 +107,13 @@ def test_odd_k3_is_drawn(synthetic, tmp_path, k3):
     synthetic.write_run(folder, "grpo_bf16", 0, 12, {"k3_kl": k3})
     with drawing():
         for name in ("k3_kl", "reward_vs_k3"):
-            FigureCanvasAgg(FIGURES[name](read_experiment(folder))).draw()
+            FigureCanvasAgg(FIGURES[name](read_experiment(folder, control="grpo_bf16"))).draw()
 
 
 def test_only_the_floor_is_marked_at_any_scale(synthetic, tmp_path):
     synthetic.write_run(tmp_path / "e", "sc", 0, 12, {"k3_kl": [0.0, *np.geomspace(2e-9, 9e-9, 11)]})
     with drawing():
-        figure = FIGURES["k3_kl"](read_experiment(tmp_path / "e"))
+        figure = FIGURES["k3_kl"](read_experiment(tmp_path / "e", control="grpo_bf16"))
         FigureCanvasAgg(figure).draw()
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert [label for label in labels if "≤" in label] == ["≤10⁻¹⁰"]
@@ -123,19 +123,19 @@ def test_one_step_one_arm(synthetic, tmp_path):
     folder = synthetic.write_experiment(tmp_path / "e", ("mine",), steps=1)
     with drawing():
         for draw in FIGURES.values():
-            FigureCanvasAgg(draw(read_experiment(folder))).draw()
+            FigureCanvasAgg(draw(read_experiment(folder, control="grpo_bf16"))).draw()
 
 
 def test_seeds_give_a_band(synthetic, tmp_path, drawn):
     folder = synthetic.write_experiment(tmp_path / "e", ("sc", "grpo"), (0, 1, 2), steps=12)
     with drawing():
-        axes = FIGURES["reward"](read_experiment(folder)).axes[0]
+        axes = FIGURES["reward"](read_experiment(folder, control="grpo_bf16")).axes[0]
     assert len(axes.findobj(FillBetweenPolyCollection)) == 2
     assert not drawn["reward"].axes[0].findobj(FillBetweenPolyCollection)
 
 
 def test_phases_add_up_to_the_step(tiny):
-    experiment = read_experiment(tiny)
+    experiment = read_experiment(tiny, control="grpo_bf16")
     phases = mean_phase_seconds(experiment, "sc")
     assert phases.sum() == pytest.approx(experiment.of("sc")[0].timing["step_s"].mean())
     assert phases[-1] == pytest.approx(0.01)
@@ -152,6 +152,7 @@ def options(experiment: Path, output: Path, arms=tuple(KNOWN)) -> list[str]:
         "experiment": "tiny",
         "arms": list(arms),
         "seeds": [0],
+        "control": "grpo_bf16",
         "descriptions": dict.fromkeys(arms, "what it does"),
         "figures": {"smoothing_steps": 10},
     }
@@ -168,7 +169,7 @@ def test_program_needs_no_torch_and_writes_the_same_bytes(tiny, tmp_path):
     assert len(written) == 3 * len(FIGURES) + 2
     with drawing():
         for name in ("reward_vs_k3", "timing"):
-            for path in save(FIGURES[name](read_experiment(tiny)), tmp_path / "again" / name):
+            for path in save(FIGURES[name](read_experiment(tiny, control="grpo_bf16")), tmp_path / "again" / name):
                 assert path.read_bytes() == (tmp_path / "figures" / path.name).read_bytes(), path.name
     assert b"<dc:date>" not in (tmp_path / "figures" / "reward.svg").read_bytes()
     assert b"CreationDate" not in (tmp_path / "figures" / "reward.pdf").read_bytes()
@@ -188,10 +189,10 @@ def test_users_matplotlib_settings_do_not_matter(tiny, tmp_path, monkeypatch):
     import matplotlib
 
     with drawing():
-        first = save(FIGURES["validation_reward"](read_experiment(tiny)), tmp_path / "a")
+        first = save(FIGURES["validation_reward"](read_experiment(tiny, control="grpo_bf16")), tmp_path / "a")
     monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", 9.0)
     monkeypatch.setitem(matplotlib.rcParams, "font.family", ["monospace"])
     with drawing():
-        second = save(FIGURES["validation_reward"](read_experiment(tiny)), tmp_path / "b")
+        second = save(FIGURES["validation_reward"](read_experiment(tiny, control="grpo_bf16")), tmp_path / "b")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert np.all([path.stat().st_size > 5_000 for path in first])

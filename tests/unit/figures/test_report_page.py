@@ -36,7 +36,7 @@ class Checker(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(tiny, synthetic):
-    return render(read_experiment(tiny), dict.fromkeys(synthetic.ARMS, "what <it> does"), tiny)
+    return render(read_experiment(tiny, control="grpo_bf16"), dict.fromkeys(synthetic.ARMS, "what <it> does"), tiny)
 
 
 def test_it_is_one_well_formed_offline_file(page):
@@ -72,12 +72,15 @@ def test_embedded_numbers_are_those_of_the_runs(page, tiny):
 
 
 def test_it_is_the_same_every_time(page, tiny, synthetic):
-    assert render(read_experiment(tiny), dict.fromkeys(synthetic.ARMS, "what <it> does"), tiny) == page
+    assert (
+        render(read_experiment(tiny, control="grpo_bf16"), dict.fromkeys(synthetic.ARMS, "what <it> does"), tiny)
+        == page
+    )
 
 
 def test_seeds(synthetic, tmp_path):
     folder = synthetic.write_experiment(tmp_path / "e", ("sc", "mine"), (3, 5), steps=12)
-    page = render(read_experiment(folder), {"sc": "", "mine": ""}, folder)
+    page = render(read_experiment(folder, control="grpo_bf16"), {"sc": "", "mine": ""}, folder)
     assert "Bands: range over 2 seeds" in page and ">Seed</button>" in page and '"low":' in page
 
 
@@ -88,7 +91,7 @@ def test_a_failed_gate_shows(synthetic, tmp_path):
     gate |= {"passed": False, "failures": ["k3_kl_max = 0.1, limit max 0.05"]}
     gate["numbers"]["k3_kl_max"] = None
     path.write_text(json.dumps(gate))
-    page = render(read_experiment(folder), {"sc": ""}, folder)
+    page = render(read_experiment(folder, control="grpo_bf16"), {"sc": ""}, folder)
     assert "✗ Failed" in page and "sc: k3_kl_max = 0.1, limit max 0.05" in page
 
 
@@ -104,7 +107,7 @@ def test_a_missing_file_is_named(tiny, tmp_path, name):
 
 
 def test_the_program_needs_no_torch(tiny, tmp_path):
-    settings = {"experiment": "tiny", "arms": ["sc"], "seeds": [0], "descriptions": {"sc": "x"}}
+    settings = {"experiment": "tiny", "arms": ["sc"], "seeds": [0], "control": None, "descriptions": {"sc": "x"}}
     settings["figures"] = {"smoothing_steps": 5}
     start = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
     command = [sys.executable, "-W", "error", "-c", start, "--experiment-dir", str(tiny)]

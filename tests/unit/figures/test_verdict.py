@@ -9,11 +9,11 @@ RISES = [0.3 + noise for noise in NOISE[:10]] + [0.7 + noise for noise in NOISE[
 FALLS = [0.6 + noise for noise in NOISE[:10]] + [0.0] * 10
 
 
-def judge(synthetic, tmp_path, *runs):
+def judge(synthetic, tmp_path, *runs, control="grpo_bf16"):
     """`runs`: (arm, seed, rewards)."""
     for arm, seed, rewards in runs:
         synthetic.write_run(tmp_path / "e", arm, seed, len(rewards), {"reward_mean": rewards})
-    found = verdict(read_experiment(tmp_path / "e"))
+    found = verdict(read_experiment(tmp_path / "e", control=control))
     return found.headline.replace("\N{NO-BREAK SPACE}", " "), " ".join(found.notes).replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -25,6 +25,15 @@ def test_collapse(synthetic, tmp_path):
     assert "The BF16 control learned: its mean reward went from 0.30 over the first 10 steps to 0.70" in notes
     assert "SC ended highest, at a mean reward of 0.70." in notes
     assert "One seed can't show how often" in notes
+
+
+def test_the_control_is_found_by_its_role(synthetic, tmp_path):
+    runs = ("exact", 0, RISES), ("grpo_bf16", 0, FALLS)
+    headline, notes = judge(synthetic, tmp_path / "with", *runs, control="exact")
+    assert "GRPO, BF16 rollouts (0 % of its peak reward kept) collapsed" in headline
+    assert "The BF16 control learned" in notes
+    headline, notes = judge(synthetic, tmp_path / "without", *runs, control=None)
+    assert "exact kept 100 % or more" in headline and "control" not in notes
 
 
 def test_no_collapse_and_level(synthetic, tmp_path):

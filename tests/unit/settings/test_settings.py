@@ -134,6 +134,7 @@ def test_environment_names_the_model(monkeypatch):
     [
         ("trainer.steps=3", "trainer.steps: unknown key"),
         ("run.arms=[nothing]", "run.arms: unknown arm 'nothing' (defined: "),
+        ("run.control=nothing", "run.control: unknown arm 'nothing' (defined: "),
         ("run.arms=[sc, sc]", "lists an entry twice"),
         (
             "score_centering.top_logprobs_num=513",

@@ -1,7 +1,7 @@
 """What passes between agent loop and rollout server: one request, and the capture record in its answer.
 
-A server's `generate` gets `sampling_params` as `request` makes them. It answers verl's TokenOutput, whose `extra_fields`
-hold the whole `Rollout` under RECORD; verl's own log-prob lists and stop reasons are not used (the first are Python
+A server's `generate` gets `sampling_params` as `request` makes them. It answers verl's TokenOutput with the whole
+`Rollout` in `extra_fields` under RECORD; verl's own log-prob lists and stop reasons are not used (the first are Python
 lists, the second tell "stop" and "length" not apart).
 """
 
