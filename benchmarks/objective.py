@@ -22,8 +22,8 @@ from torch import Tensor
 
 from score_centering.objectives import Objective, TokenBatch, policy_loss_from_hidden
 
-GRPO = Objective("grpo", False, "none", clip_low=0.2, clip_high=0.3)
-SC = Objective("sc", True, "none")
+GRPO = Objective("grpo", False, clip_low=0.2, clip_high=0.3)
+SC = Objective("sc", True)
 CANDIDATES = 128
 GOALS = {
     "sc_over_products": 1.3,

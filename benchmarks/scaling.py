@@ -25,13 +25,14 @@ from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
 from loading import load
 from score_centering.objectives import Objective
+from score_centering.objectives.weights import Tis
 from score_centering.rollout import Rollout, Sampling
 from score_centering.rollout.streams import streams
 
 ROLLOUT_GOAL, UPDATE_GOAL = 1.8, 1.5  # of two GPUs over one
 SAME_LIMIT = 1e-3
 SEED = 0
-SC_TIS = Objective("sc_tis", True, "tis", tis_max=2.0)
+SC_TIS = Objective("sc_tis", True, Tis(2.0))
 ADAMW = {"optimizer": "AdamW", "lr": 1e-6, "weight_decay": 0.0, "clip_grad": 1.0}
 LARGE = Qwen3_5TextConfig(
     vocab_size=32_000,

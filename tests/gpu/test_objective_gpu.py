@@ -7,16 +7,17 @@ import torch
 
 from score_centering.objectives import Objective, TokenBatch, policy_loss_from_hidden, policy_loss_from_logits
 from score_centering.objectives.loss import row_statistics, softmax_times
+from score_centering.objectives.weights import IcePop, Mis, Tis
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 OBJECTIVES = [
-    Objective("grpo", False, "none", clip_low=0.2, clip_high=0.3),
-    Objective("sc", True, "none"),
-    Objective("sc_tis", True, "tis"),
-    Objective("sc_mis", True, "mis"),
-    Objective("sc_icepop", True, "icepop", mis_max=2.0),
-    Objective("grpo_mis", False, "mis"),
+    Objective("grpo", False, clip_low=0.2, clip_high=0.3),
+    Objective("sc", True),
+    Objective("sc_tis", True, Tis(2.0)),
+    Objective("sc_mis", True, Mis(0.5, 5.0)),
+    Objective("sc_icepop", True, IcePop(2.0)),
+    Objective("grpo_mis", False, Mis(0.5, 5.0)),
 ]
 # Largest error relative to the largest entry of the float64 result of the same rounded inputs.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-7}

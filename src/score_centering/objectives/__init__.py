@@ -8,11 +8,10 @@ from score_centering.objectives.metrics import add_sums, finalise_metrics
 from score_centering.objectives.objective import Objective, build_objective
 from score_centering.objectives.reduction import sequence_mean_weights, token_mean_weights
 from score_centering.objectives.terms import TokenTerms
-from score_centering.objectives.weights import WEIGHTS, Bounds
+from score_centering.objectives.weights import WEIGHTS, build_weight
 
 __all__ = [
     "WEIGHTS",
-    "Bounds",
     "LossResult",
     "Objective",
     "TokenBatch",
@@ -20,6 +19,7 @@ __all__ = [
     "add_sums",
     "advantages",
     "build_objective",
+    "build_weight",
     "finalise_metrics",
     "policy_loss_from_hidden",
     "policy_loss_from_logits",

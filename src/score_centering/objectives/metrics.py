@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from score_centering.objectives.batch import TokenBatch
-from score_centering.objectives.terms import LOG_RATIO_LIMIT, TokenTerms
+from score_centering.objectives.divergence import LOG_RATIO_LIMIT, bounded, k3, token_chi2
+from score_centering.objectives.terms import TokenTerms
 
 TOKENS = "tokens"
 LOSS = "loss"
@@ -16,8 +17,7 @@ def token_sums(terms: TokenTerms, batch: TokenBatch) -> dict[str, Tensor]:
     """float64 scalars under the metric's own name, over the rows that the mask keeps.
 
     `tokens` and `k3_clamped_tokens` are counts, `loss` is Σ w·ℓ, the names in MAXIMA are maxima, the rest are sums over
-    tokens. With d = log p_y − log q_y, clamped to ±20 for exp: k3 = exp(d) − 1 − d (Schulman, Approximating KL
-    Divergence, 2020), k1 = −d, token χ² = exp(2d) − 1.
+    tokens. With d = log p_y − log q_y: k1 = −d; the others are `objectives.divergence`'s.
     """
     mask = batch.mask
 
@@ -25,16 +25,15 @@ def token_sums(terms: TokenTerms, batch: TokenBatch) -> dict[str, Tensor]:
         return torch.where(mask, values.double(), 0.0)
 
     gap = over_tokens(terms.log_p) - over_tokens(batch.sampler_logprobs)
-    bounded = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     per_token = {
         TOKENS: mask.double(),
         LOSS: over_tokens(batch.loss_weights) * over_tokens(terms.loss),
         "entropy": over_tokens(terms.entropy),
-        "k3_kl": bounded.expm1() - bounded,
+        "k3_kl": k3(gap),
         "k3_clamped_tokens": (gap.abs() > LOG_RATIO_LIMIT).double(),
         "k1_kl": -gap,
         "abs_logprob_gap_mean": gap.abs(),
-        "token_chi2": (2 * bounded).expm1(),
+        "token_chi2": token_chi2(gap),
         "advantage_abs_mean": over_tokens(batch.advantages).abs(),
     }
     if terms.weight is not None:
@@ -51,7 +50,7 @@ def token_sums(terms: TokenTerms, batch: TokenBatch) -> dict[str, Tensor]:
         zero = torch.zeros((), dtype=torch.float64, device=mask.device)
         return sums | dict.fromkeys(MAXIMA, zero)
     sums["abs_logprob_gap_max"] = gap.abs().max()
-    sums["importance_ratio_max"] = torch.where(mask, bounded.exp(), 0.0).max()
+    sums["importance_ratio_max"] = torch.where(mask, bounded(gap).exp(), 0.0).max()
     return sums
 
 

@@ -5,6 +5,8 @@ whole update and splitting it changes nothing. Counts are Python integers and th
 would make 257 tokens 256 and 8191·128 infinite); each weight is rounded to float32 once.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,12 @@ def sequence_mean_weights(lengths: Tensor, update_rows: int) -> Tensor:
     lengths = torch.as_tensor(lengths)
     _require_positive("update_rows", update_rows)
     return (1 / (update_rows * lengths.double())).repeat_interleave(lengths).float()
+
+
+REDUCTIONS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
+    "token-mean": lambda lengths, update_tokens, update_rows: token_mean_weights(lengths, update_tokens),
+    "seq-mean-token-mean": lambda lengths, update_tokens, update_rows: sequence_mean_weights(lengths, update_rows),
+}
 
 
 def _require_positive(name: str, count: int) -> None:

@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 
 from score_centering.objectives.batch import TokenBatch
+from score_centering.objectives.divergence import bounded, log_tail_ratio
 from score_centering.objectives.objective import Objective
-from score_centering.objectives.weights import WEIGHTS
-
-TAIL_FLOOR = 1e-6
-LOG_RATIO_LIMIT = 20.0
 
 
 class TokenTerms(NamedTuple):
@@ -64,9 +61,8 @@ def token_terms(
     """
     if objective.clips:
         return _clipped_terms(log_p, entropy, rows, objective)
-    weigh, bounds = WEIGHTS[objective.is_mode], objective.bounds
-    log_ratio = log_p - rows.sampler_logprobs
-    weight = weigh(log_ratio, torch.zeros_like(log_ratio), bounds)
+    weight = objective.weight.of_sampled(log_p, rows.sampler_logprobs)
+    weight = weight if objective.score else torch.zeros_like(weight)
     if not objective.centering:
         gradient = _weighted_score_gradient(log_p, weight, rows)
         return TokenTerms(-rows.advantages * weight * log_p, log_p, entropy, weight), gradient
@@ -74,9 +70,8 @@ def token_terms(
     head_log_q = rows.candidate_logprobs
     head_p, head_q = head_log_p.exp(), head_log_q.exp()
     mass_p, mass_q = head_p.sum(1), head_q.sum(1)
-    log_rho = (1 - mass_q).clamp_min(TAIL_FLOOR).log() - (1 - mass_p).clamp_min(TAIL_FLOOR).log()
-    alpha = weigh(torch.zeros_like(log_rho), log_rho, bounds)
-    weighted = weigh(head_log_p, head_log_q, bounds)
+    alpha = objective.weight.of_tail(log_tail_ratio(mass_q, mass_p))
+    weighted = objective.weight.mass(head_log_p, head_log_q)
     correction = weighted - alpha[:, None] * head_p
     correction_value = torch.where(correction == 0, 0.0, correction * head_log_p).sum(1)
 
@@ -110,7 +105,7 @@ def _clipped_terms(
 ) -> tuple[TokenTerms, SoftmaxGradient]:
     """PPO's ℓ = −min(r·A, clip(r, 1−ε_low, 1+ε_high)·A) with r = p_y/p_old; r = 1 when `old_logprobs` is None."""
     old_log_p = log_p if rows.old_logprobs is None else rows.old_logprobs
-    ratio = (log_p - old_log_p).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    ratio = bounded(log_p - old_log_p).exp()
     free = ratio * rows.advantages
     bound = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high) * rows.advantages
     clipped = bound < free

@@ -62,6 +62,15 @@ METRIC_COLUMNS = (
     Column("head_mass_sampler", F64, "1", "mean mass Q_H of the sampler's recorded candidates under q"),
     Column("head_mass_trainer", F64, "1", "mean mass P_H of the same candidates under p"),
     Column("correction_abs_mean", F64, "1", "mean over generated tokens of the summed |c_v| of the candidates"),
+    Column(
+        "drift_norm",
+        F64,
+        "1",
+        "norm of g, the gradient of Σ w·A·Σ c_v·log p_v over the candidates, of the step's first update; null where it "
+        "was not measured",
+    ),
+    Column("drift_share", F64, "1", "that norm over the norm of the arm's own gradient before clipping"),
+    Column("drift_coherence", F64, "1", "norm of the sum of all g so far over the sum of their norms"),
     Column("advantage_abs_mean", F64, "1", "mean |advantage| of the step's rollouts"),
     Column("zero_variance_group_share", F64, "1", "share of prompts whose rollouts all had the same reward"),
     Column("scorer_errors", I64, "rollouts", "answers on which the scorer failed; they got reward 0"),

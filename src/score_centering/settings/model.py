@@ -167,7 +167,7 @@ class Smoke(Block):
 class ScoreCentering(Block):
     enabled: bool | None = Field(
         default=None,
-        description="record the sampler's candidates in the sampling call; null: where centering needs them",
+        description="record the sampler's candidates in the sampling call, as trainer.drift_freq needs them; null: for centering",
     )
     top_logprobs_num: Positive = Field(default=128, description="K, the captured candidates a position")
     centering: bool = Field(default=False, description="subtract the sampler's mean score, estimated from the head")
@@ -306,6 +306,9 @@ class Trainer(Block):
     val_before_train: bool = Field(default=False, description="validate before the first update, as step 0")
     clean_reward: bool = Field(
         default=True, description="local trainer only: validate in BF16 at T = 1 too, with a second engine"
+    )
+    drift_freq: Frequency = Field(
+        default=-1, description="steps between measurements of the drift, from step 1 on; -1: never"
     )
     save_freq: Frequency = Field(default=10, description="steps between checkpoints; -1: never")
     logger: list[Literal["console", "wandb", "trackio"]] = Field(

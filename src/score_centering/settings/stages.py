@@ -227,6 +227,7 @@ class DriftStage(Stage):
                     update={"train_batch_size": drift.train_batch_size, "val_batch_size": drift.check_prompts}
                 ),
                 "score_centering": ScoreCentering(centering=True),
+                "trainer": normal.trainer.model_copy(update={"drift_freq": -1}),
             }
         )
         return cls(train=train, drift=drift)

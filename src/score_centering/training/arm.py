@@ -12,18 +12,20 @@ def arm_objective(stage: TrainStage, arm: str) -> Objective:
         UserError: settings that describe none, with the reason.
     """
     actor, centering = stage.actor_rollout_ref.actor, stage.score_centering
+    freq = stage.trainer.drift_freq
+    if freq > 0 and not centering.candidates:
+        raise UserError(
+            f"objective {arm}: trainer.drift_freq = {freq} measures with the sampler's candidates: set "
+            "score_centering.enabled to true for this arm, or drift_freq to -1"
+        )
     try:
         return build_objective(
             arm,
             policy_loss=actor.policy_loss,
-            centering=centering.centering,
-            is_mode=centering.is_mode,
-            tis_max=centering.tis_max,
-            mis_min=centering.mis_min,
-            mis_max=centering.mis_max,
             clip_ratio_low=actor.clip_ratio_low,
             clip_ratio_high=actor.clip_ratio_high,
             loss_agg_mode=actor.loss_agg_mode,
+            **centering.model_dump(exclude={"enabled", "top_logprobs_num"}),
         )
     except ValueError as error:
         raise UserError(str(error)) from None

@@ -25,6 +25,7 @@ from score_centering.settings import UserError
 from score_centering.settings.inputs import read_json
 from score_centering.settings.stages import TrainStage
 from score_centering.training.arm import arm_objective
+from score_centering.training.drift_meter import DriftMeter
 from score_centering.training.loop import RunLoop
 from score_centering.training.masters import MasterWeights
 from score_centering.training.task import Inputs, Task
@@ -70,7 +71,11 @@ class LocalTrainer:
             install_cpu_kernels(model)
         self.masters = MasterWeights(model, actor.optim)
         objective = arm_objective(stage, arm)
-        self.updater = Updater(model, self.masters, objective, actor, rollout.temperature, stage.trainer.nonfinite)
+        names = dict(model.named_parameters())
+        self.meter = DriftMeter(names, objective, stage.trainer.drift_freq, rollout.temperature)
+        self.updater = Updater(
+            model, self.masters, objective, actor, rollout.temperature, stage.trainer.nonfinite, self.meter
+        )
         w8a8 = w8a8_config(stage, inputs.w8a8_config)
         self.listed = [] if w8a8 is None else listed_linears(w8a8, model)
         self.noise = _noise(stage, seed)
@@ -103,12 +108,13 @@ class LocalTrainer:
             return None
         step, tensors, scalars = found
         self.masters.restore(tensors)
+        self.meter.sum.restore(tensors)
         restore_rng_state(tensors, scalars)
         return step
 
     def save(self, run: RunFolder, step: int) -> None:
         tensors, scalars = rng_state()
-        run.save_checkpoint(step, self.masters.tensors() | tensors, scalars)
+        run.save_checkpoint(step, self.masters.tensors() | self.meter.sum.tensors() | tensors, scalars)
 
     def weights(self) -> dict[str, Tensor]:
         """The BF16 weights of the forward by name; they change with the next update."""

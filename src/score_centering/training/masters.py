@@ -9,6 +9,11 @@ from score_centering.runs.torch_state import optimizer_tensors, restore_optimize
 from score_centering.settings.model import Optim
 
 
+def learning_rate(lr: float, lr_warmup_steps: int, update: int) -> float:
+    """Of `update`, numbered from 1: linear warm-up, full at update `lr_warmup_steps`."""
+    return lr * min(1.0, update / max(1, lr_warmup_steps))
+
+
 class MasterWeights:
     """Master copies of the parameters of `model` and their optimiser.
 
@@ -50,7 +55,7 @@ class MasterWeights:
 
     def step(self, update: int) -> float:
         """One optimiser step, numbered from 1, and the cast to BF16; returns the learning rate."""
-        rate = self._options.lr * min(1.0, update / max(1, self._options.lr_warmup_steps))
+        rate = learning_rate(self._options.lr, self._options.lr_warmup_steps, update)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

@@ -13,13 +13,12 @@ from score_centering.objectives import (
     add_sums,
     finalise_metrics,
     policy_loss_from_hidden,
-    sequence_mean_weights,
-    token_mean_weights,
 )
 from score_centering.rollout import Rollout
 from score_centering.routing.replay import replaying
 from score_centering.settings import UserError
 from score_centering.settings.model import Actor
+from score_centering.training.drift_meter import DriftMeter
 from score_centering.training.masters import MasterWeights
 from score_centering.training.micro_batch import MicroBatch, make_micro_batch
 
@@ -37,9 +36,10 @@ class Updater:
         actor: Actor,
         temperature: float,
         nonfinite: str,
+        meter: DriftMeter | None = None,
     ) -> None:
         self._model, self._masters, self._objective = model, masters, objective
-        self._actor, self._temperature, self._nonfinite = actor, temperature, nonfinite
+        self._actor, self._temperature, self._nonfinite, self._meter = actor, temperature, nonfinite, meter
 
     def update(self, rollouts: Sequence[Rollout], advantages: Tensor, step: int) -> dict[str, float | None]:
         """All mini-batches and epochs of one step (numbered from 1), in the engine's order; returns metrics by column.
@@ -54,11 +54,14 @@ class Updater:
         passes = actor.mini_batches * actor.ppo_epochs
         old, sampled = (None, None) if passes == 1 else self._score(rollouts, advantages)
         parts = np.array_split(np.arange(len(rollouts)), actor.mini_batches) * actor.ppo_epochs
-        norms, skipped, rate, totals = [], 0, actor.optim.lr, None
+        norms, skipped, rate, totals, drift = [], 0, actor.optim.lr, None, {}
+        meter = self._meter if self._meter is not None and self._meter.due(step) else None
         for index, part in enumerate(parts):
             chosen = [rollouts[i] for i in part]
-            sums = self._backward(chosen, advantages[part], old and [old[i] for i in part])
+            sums = self._backward(chosen, advantages[part], old and [old[i] for i in part], meter)
             loss, norm = sums["loss"].item(), self._masters.clip(actor.grad_clip)
+            if meter is not None:
+                drift, meter = meter.finish(norm), None
             if np.isfinite(loss) and np.isfinite(norm):
                 rate = self._masters.step((step - 1) * passes + index + 1)
                 norms.append(norm)
@@ -74,17 +77,30 @@ class Updater:
         metrics = {} if totals is None else finalise_metrics(totals)
         if sampled is not None:
             metrics |= {name: value for name, value in finalise_metrics(sampled).items() if name in MISMATCH}
-        return metrics | {
-            "loss": metrics["loss"] / len(norms) if norms else None,
-            "grad_norm": float(np.mean(norms)) if norms else None,
-            "learning_rate": rate,
-            "nonfinite_updates": skipped,
-        }
+        return (
+            metrics
+            | drift
+            | {
+                "loss": metrics["loss"] / len(norms) if norms else None,
+                "grad_norm": float(np.mean(norms)) if norms else None,
+                "learning_rate": rate,
+                "nonfinite_updates": skipped,
+            }
+        )
 
-    def _backward(self, rollouts: Sequence[Rollout], advantages: Tensor, old: Sequence[Tensor] | None) -> Sums:
+    def _backward(
+        self,
+        rollouts: Sequence[Rollout],
+        advantages: Tensor,
+        old: Sequence[Tensor] | None,
+        meter: DriftMeter | None,
+    ) -> Sums:
         totals = None
         for batch in self._micro_batches(rollouts, advantages, old):
-            result = self._loss(batch)
+            hidden = self._hidden(batch)
+            if meter is not None:
+                meter.collect(hidden, self._model.lm_head.weight, batch.tokens)
+            result = self._loss(hidden, batch)
             result.loss.backward()
             self._masters.collect()
             totals = add_sums(totals, result.sums)
@@ -95,17 +111,20 @@ class Updater:
         """Old-policy log-probs of each rollout and the metric sums, before the first of several updates."""
         logprobs, totals = [], None
         for batch in self._micro_batches(rollouts, advantages, None):
-            result = self._loss(batch)
+            result = self._loss(self._hidden(batch), batch)
             logprobs.append(result.logprobs)
             totals = add_sums(totals, result.sums)
         return list(torch.cat(logprobs).split([len(rollout.token_ids) for rollout in rollouts])), totals
 
-    def _loss(self, batch: MicroBatch) -> LossResult:
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        """(T, D): the states that predict the generated tokens."""
         with replaying(self._model, batch.routes):
             hidden = self._model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        predicting = hidden.flatten(0, 1)[batch.hidden_index]
+        return hidden.flatten(0, 1)[batch.hidden_index]
+
+    def _loss(self, hidden: Tensor, batch: MicroBatch) -> LossResult:
         weight = self._model.lm_head.weight
-        return policy_loss_from_hidden(predicting, weight, batch.tokens, self._objective, self._temperature)
+        return policy_loss_from_hidden(hidden, weight, batch.tokens, self._objective, self._temperature)
 
     def _micro_batches(
         self, rollouts: Sequence[Rollout], advantages: Tensor, old: Sequence[Tensor] | None
@@ -115,10 +134,7 @@ class Updater:
         tokens, size = int(lengths.sum()), self._actor.ppo_micro_batch_size_per_gpu
         for start in range(0, len(rollouts), size):
             part = slice(start, start + size)
-            if self._objective.reduction == "token-mean":
-                weights = token_mean_weights(lengths[part], tokens)
-            else:
-                weights = sequence_mean_weights(lengths[part], len(rollouts))
+            weights = self._objective.loss_weights(lengths[part], tokens, len(rollouts))
             yield make_micro_batch(rollouts[part], advantages[part], weights, self._model.device, old and old[part])
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-TAIL_FLOOR = 1e-6
+from score_centering.objectives.divergence import log_tail_ratio
 
 
 def update_weights(log_p: Tensor, log_q: Tensor, k: int) -> Tensor:
@@ -26,9 +26,8 @@ def update_weights(log_p: Tensor, log_q: Tensor, k: int) -> Tensor:
         return q
     head = log_q.topk(k, dim=-1).indices
     p_head, q_head = p.gather(-1, head), q.gather(-1, head)
-    tail_p = (1 - p_head.sum(-1, keepdim=True)).clamp(min=TAIL_FLOOR)
-    tail_q = (1 - q_head.sum(-1, keepdim=True)).clamp(min=TAIL_FLOOR)
-    return q.scatter(-1, head, tail_q / tail_p * p_head)
+    rho = log_tail_ratio(q_head.sum(-1, keepdim=True), p_head.sum(-1, keepdim=True)).exp()
+    return q.scatter(-1, head, rho * p_head)
 
 
 def drift_logits(log_p: Tensor, log_q: Tensor, k: int, temperature: float = 1.0) -> Tensor:

@@ -6,15 +6,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from score_centering.objectives import Objective, TokenBatch
+from score_centering.objectives import WEIGHTS, Objective, TokenBatch, build_weight
 
 RATIO_WEIGHTS = {
-    "none": lambda r, o: torch.ones_like(r),
-    "importance": lambda r, o: r,
-    "tis": lambda r, o: r.clamp(max=o.tis_max),
-    "mis": lambda r, o: r * ((r >= o.mis_min) & (r <= o.mis_max)),
-    "icepop": lambda r, o: r * ((r >= 1 / o.mis_max) & (r <= o.mis_max)),
+    "none": lambda r, w: torch.ones_like(r),
+    "importance": lambda r, w: r,
+    "tis": lambda r, w: r.clamp(max=w.tis_max),
+    "mis": lambda r, w: r * ((r >= w.mis_min) & (r <= w.mis_max)),
+    "icepop": lambda r, w: r * ((r >= 1 / w.mis_max) & (r <= w.mis_max)),
 }
+BOUNDS = {"tis_max": 2.0, "mis_min": 0.5, "mis_max": 5.0}
+
+
+def ratio_weight(weight):
+    """f(r) of a weight, by its name in the config."""
+    (name,) = (name for name, kind in WEIGHTS.items() if kind is type(weight))
+    return lambda r: RATIO_WEIGHTS[name](r, weight)
 
 
 def implied_sampler(p, candidate_ids, candidate_logprobs):
@@ -35,13 +42,13 @@ def token_losses(logits, batch, objective, temperature=1.0):
         ratio = (log_p_y - old).exp()
         bounded = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
         return -torch.minimum(ratio * advantage, bounded * advantage)
-    f = RATIO_WEIGHTS[objective.is_mode]
-    omega = f((log_p_y - batch.sampler_logprobs.double()).exp().detach(), objective)
+    f = ratio_weight(objective.weight)
+    omega = f((log_p_y - batch.sampler_logprobs.double()).exp().detach())
     score = omega * log_p_y
     if objective.centering:
         p = log_p.exp().detach()
         q_hat = implied_sampler(p, batch.candidate_ids, batch.candidate_logprobs)
-        mass = torch.where(q_hat > 0, q_hat * f(p / q_hat, objective), 0.0)
+        mass = torch.where(q_hat > 0, q_hat * f(p / q_hat), 0.0)
         score = score - torch.where(mass > 0, mass * log_p, 0.0).sum(1)
     return -advantage * score
 
@@ -51,12 +58,12 @@ def token_values(logits, batch, objective, temperature=1.0):
     if not objective.centering:
         return token_losses(logits, batch, objective, temperature)
     log_p = torch.log_softmax(logits.double() / temperature, 1)
-    f = RATIO_WEIGHTS[objective.is_mode]
+    f = ratio_weight(objective.weight)
     p, q = log_p.exp().gather(1, batch.candidate_ids.long()), batch.candidate_logprobs.double().exp()
     rho = (1 - q.sum(1)).clamp_min(1e-6) / (1 - p.sum(1)).clamp_min(1e-6)
-    c = q * f(p / q, objective) - (rho * f(1 / rho, objective))[:, None] * p
+    c = q * f(p / q) - (rho * f(1 / rho))[:, None] * p
     log_p_y = log_p.gather(1, batch.target_ids[:, None]).squeeze(1)
-    omega = f((log_p_y - batch.sampler_logprobs.double()).exp(), objective)
+    omega = f((log_p_y - batch.sampler_logprobs.double()).exp())
     return -batch.advantages.double() * (omega * log_p_y - (c * p.log()).sum(1))
 
 
@@ -101,15 +108,15 @@ def random_batch(tokens, vocab, candidates, seed=0, mismatch=0.5, y_in_head=None
 
 
 OBJECTIVES = {
-    "grpo": Objective("grpo", False, "none", clip_low=0.2, clip_high=0.3, reduction="seq-mean-token-mean"),
-    "sc": Objective("sc", True, "none"),
-    "sc_tis": Objective("sc_tis", True, "tis"),
-    "sc_mis": Objective("sc_mis", True, "mis"),
-    "sc_icepop": Objective("sc_icepop", True, "icepop", mis_max=2.0),
-    "sc_importance": Objective("sc_importance", True, "importance"),
-    "grpo_mis": Objective("grpo_mis", False, "mis"),
-    "grpo_tis": Objective("grpo_tis", False, "tis"),
-    "pg": Objective("pg", False, "none"),
+    "grpo": Objective("grpo", False, clip_low=0.2, clip_high=0.3, reduction="seq-mean-token-mean"),
+    "sc": Objective("sc", True),
+    "sc_tis": Objective("sc_tis", True, build_weight("tis", BOUNDS)),
+    "sc_mis": Objective("sc_mis", True, build_weight("mis", BOUNDS)),
+    "sc_icepop": Objective("sc_icepop", True, build_weight("icepop", BOUNDS | {"mis_max": 2.0})),
+    "sc_importance": Objective("sc_importance", True, build_weight("importance", BOUNDS)),
+    "grpo_mis": Objective("grpo_mis", False, build_weight("mis", BOUNDS)),
+    "grpo_tis": Objective("grpo_tis", False, build_weight("tis", BOUNDS)),
+    "pg": Objective("pg", False),
 }
 
 
@@ -123,6 +130,7 @@ def reference():
         implied_sampler=implied_sampler,
         random_batch=random_batch,
         f=RATIO_WEIGHTS,
+        bounds=BOUNDS,
     )
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from score_centering.objectives import Objective, TokenBatch, add_sums, finalise_metrics, policy_loss_from_logits
+from score_centering.objectives.weights import Mis, Tis
 
-TIS = Objective("grpo_tis", False, "tis", tis_max=2.0)
+TIS = Objective("grpo_tis", False, Tis(2.0))
 
 
 def tokens_with_gaps(gaps, advantages=None, mask=None):
@@ -64,13 +65,13 @@ def test_a_very_rare_token_is_clamped_and_counted(gap):
 
 
 def test_the_masked_share_counts_weights_of_zero():
-    metrics = metrics_of([0.0, math.log(6), -math.log(3), 0.1], Objective("grpo_mis", False, "mis"))
+    metrics = metrics_of([0.0, math.log(6), -math.log(3), 0.1], Objective("grpo_mis", False, Mis(0.5, 5.0)))
     assert metrics["importance_masked_share"] == 0.5
     assert metrics["importance_weight_mean"] == pytest.approx((1 + math.exp(0.1)) / 4)
 
 
 def test_the_clip_share_counts_tokens_whose_gradient_the_clip_removes():
-    grpo = Objective("grpo", False, "none", clip_low=0.2, clip_high=0.3)
+    grpo = Objective("grpo", False, clip_low=0.2, clip_high=0.3)
     logits, batch = tokens_with_gaps([0.0] * 5, advantages=[1.0, 1.0, -1.0, -1.0, 1.0])
     old = math.log(0.5) - torch.tensor([1.4, 1.2, 0.7, 1.4, 0.7], dtype=torch.float64).log()
     logits.requires_grad_()
@@ -84,7 +85,7 @@ def test_the_clip_share_counts_tokens_whose_gradient_the_clip_removes():
 
 
 def test_without_old_log_probs_the_ratio_is_one_and_the_clip_inert():
-    grpo = Objective("grpo", False, "none", clip_low=0.2, clip_high=0.3)
+    grpo = Objective("grpo", False, clip_low=0.2, clip_high=0.3)
     metrics = metrics_of([0.7, -0.4], grpo, advantages=[1.0, -2.0])
     assert metrics["clip_share"] == 0
     assert metrics["loss"] == pytest.approx(0.5)
@@ -111,7 +112,7 @@ def test_entropy_is_that_of_the_tempered_trainer(reference):
 def test_sums_of_different_objectives_do_not_add():
     first = policy_loss_from_logits(*tokens_with_gaps([0.0]), TIS).sums
     second = policy_loss_from_logits(
-        *tokens_with_gaps([0.0]), Objective("grpo", False, "none", clip_low=0.2, clip_high=0.2)
+        *tokens_with_gaps([0.0]), Objective("grpo", False, clip_low=0.2, clip_high=0.2)
     ).sums
     with pytest.raises(ValueError, match="clip_share"):
         add_sums(first, second)

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from score_centering.objectives import WEIGHTS, Bounds, Objective, build_objective
+from score_centering.objectives import WEIGHTS, Objective, build_objective, build_weight
+from score_centering.objectives.weights import IcePop, Mis, Tis
 
 DEFAULTS = {
     "policy_loss": "score_centering",
@@ -23,13 +24,13 @@ DEFAULTS = {
 PPO = {"policy_loss": "ppo", "centering": False, "loss_agg_mode": "seq-mean-token-mean"}
 
 PRESETS = {
-    "grpo": (PPO, Objective("grpo", False, "none", clip_low=0.2, clip_high=0.3, reduction="seq-mean-token-mean")),
-    "sc": ({}, Objective("sc", True, "none")),
-    "sc_tis": ({"is_mode": "tis"}, Objective("sc_tis", True, "tis")),
-    "sc_mis": ({"is_mode": "mis"}, Objective("sc_mis", True, "mis")),
-    "grpo_mis": ({"is_mode": "mis", "centering": False}, Objective("grpo_mis", False, "mis")),
-    "grpo_tis": ({"is_mode": "tis", "centering": False}, Objective("grpo_tis", False, "tis")),
-    "sc_icepop": ({"is_mode": "icepop", "mis_max": 2.0}, Objective("sc_icepop", True, "icepop", mis_max=2.0)),
+    "grpo": (PPO, Objective("grpo", False, clip_low=0.2, clip_high=0.3, reduction="seq-mean-token-mean")),
+    "sc": ({}, Objective("sc", True)),
+    "sc_tis": ({"is_mode": "tis"}, Objective("sc_tis", True, Tis(2.0))),
+    "sc_mis": ({"is_mode": "mis"}, Objective("sc_mis", True, Mis(0.5, 5.0))),
+    "grpo_mis": ({"is_mode": "mis", "centering": False}, Objective("grpo_mis", False, Mis(0.5, 5.0))),
+    "grpo_tis": ({"is_mode": "tis", "centering": False}, Objective("grpo_tis", False, Tis(2.0))),
+    "sc_icepop": ({"is_mode": "icepop", "mis_max": 2.0}, Objective("sc_icepop", True, IcePop(2.0))),
 }
 
 
@@ -54,13 +55,13 @@ def test_gspo_is_refused_with_the_reason(setting):
         ({"policy_loss": "reinforce"}, "actor.policy_loss 'reinforce' is not one of ppo, score_centering$"),
         ({"is_mode": "typo"}, "is_mode 'typo' is not one of none, importance, tis, mis, icepop$"),
         ({"loss_agg_mode": "sum"}, "loss_agg_mode 'sum' is not one of token-mean, seq-mean-token-mean"),
-        ({"policy_loss": "ppo"}, "takes centering off and is_mode none, not centering on and is_mode none"),
-        ({**PPO, "is_mode": "tis"}, "not centering off and is_mode tis; choose policy_loss score_centering"),
-        ({"tis_max": 0.0}, "tis_max 0.0 must be positive and finite"),
-        ({"tis_max": math.inf}, "tis_max inf must be positive and finite"),
-        ({"mis_min": 1.5}, "the band .* must be positive, finite and hold 1"),
-        ({"mis_min": 0.0}, "the band"),
-        ({"mis_max": math.nan}, "the band"),
+        ({"policy_loss": "ppo"}, "takes centering off and is_mode none, not centering on and Unweighted"),
+        ({**PPO, "is_mode": "tis"}, "not centering off and Tis.tis_max=2.0.; choose policy_loss score_centering"),
+        ({"is_mode": "tis", "tis_max": 0.0}, "tis_max 0.0 must be positive and finite"),
+        ({"is_mode": "tis", "tis_max": math.inf}, "tis_max inf must be positive and finite"),
+        ({"is_mode": "mis", "mis_min": 1.5}, "the band .* must be positive, finite and hold 1"),
+        ({"is_mode": "mis", "mis_min": 0.0}, "the band"),
+        ({"is_mode": "icepop", "mis_max": math.nan}, "the band"),
         ({**PPO, "clip_ratio_low": 1.0}, r"clip_ratio_low 1.0 must lie in \[0, 1\)"),
         ({**PPO, "clip_ratio_high": -0.1}, "clip_ratio_high -0.1 be at least 0"),
     ],
@@ -72,7 +73,7 @@ def test_bad_settings_are_refused(changes, message):
 
 def test_half_a_clip_is_refused():
     with pytest.raises(ValueError, match="given together or not at all"):
-        Objective("arm", False, "none", clip_low=0.2)
+        Objective("arm", False, clip_low=0.2)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -84,18 +85,18 @@ def test_half_a_clip_is_refused():
 )
 def test_a_mass_form_is_homogeneous_and_equals_q_f(reference, mode, log_p, log_q, shift):
     """m(s·p, s·q) = s·m(p, q) and m(p, q) = q·f(p/q): so one function gives head mass, ω and α."""
-    bounds = Bounds(2.0, 0.5, 5.0)
+    weight = build_weight(mode, reference.bounds)
     p, q, s = (torch.tensor(value, dtype=torch.float64) for value in (log_p, log_q, shift))
     at_an_edge = min(abs((p - q).item() - math.log(edge)) for edge in (0.2, 0.5, 2.0, 5.0)) < 1e-9
     if at_an_edge:
         return
-    mass = WEIGHTS[mode](p, q, bounds)
-    assert torch.allclose(WEIGHTS[mode](p + s, q + s, bounds), s.exp() * mass, rtol=1e-12)
-    assert torch.allclose(mass, q.exp() * reference.f[mode]((p - q).exp(), bounds), rtol=1e-12)
+    mass = weight.mass(p, q)
+    assert torch.allclose(weight.mass(p + s, q + s), s.exp() * mass, rtol=1e-12)
+    assert torch.allclose(mass, q.exp() * reference.f[mode]((p - q).exp(), weight), rtol=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["none", "tis", "mis", "icepop"])
-def test_no_unbounded_ratio_is_exponentiated(mode):
+def test_no_unbounded_ratio_is_exponentiated(reference, mode):
     huge = torch.tensor([1000.0, -1000.0])
-    weight = WEIGHTS[mode](huge, torch.zeros(2), Bounds(2.0, 0.5, 5.0))
+    weight = build_weight(mode, reference.bounds).mass(huge, torch.zeros(2))
     assert bool(weight.isfinite().all())

@@ -8,7 +8,14 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from score_centering.objectives import Objective, TokenBatch, policy_loss_from_hidden, policy_loss_from_logits
+from score_centering.objectives import (
+    Objective,
+    TokenBatch,
+    build_weight,
+    policy_loss_from_hidden,
+    policy_loss_from_logits,
+)
+from score_centering.objectives.weights import Importance
 
 
 def gradient(logits, batch, objective, temperature=1.0):
@@ -46,7 +53,9 @@ def test_oracle_1_a_constant_advantage_gives_no_expected_update(
     reference, centred, seed, vocab, share, mismatch, temperature, cap
 ):
     """Σ_y q̂_y ∇ℓ_y = 0 for every f."""
-    objective = replace(centred, tis_max=cap, mis_max=cap, mis_min=1 / cap)
+    limits = {"tis_max": cap, "mis_max": cap, "mis_min": 1 / cap}
+    own = {field.name: limits[field.name] for field in fields(centred.weight) if field.name in limits}
+    objective = replace(centred, weight=replace(centred.weight, **own))
     candidates = 1 + round(share * (vocab - 2))
     logits, batch = reference.random_batch(1, vocab, candidates, seed, mismatch)
     q_hat = reference.implied_sampler(logits.softmax(1), batch.candidate_ids, batch.candidate_logprobs)
@@ -74,23 +83,23 @@ def test_oracle_3_equal_distributions_need_no_correction(reference, centred):
     logits, batch = reference.random_batch(30, 50, 8, mismatch=0.0)
     log_p = logits.log_softmax(1)
     batch = replace(batch, sampler_logprobs=log_p.gather(1, batch.target_ids[:, None]).squeeze(1))
-    plain = Objective("pg", False, "none")
+    plain = Objective("pg", False)
     assert torch.allclose(gradient(logits, batch, centred), gradient(logits, batch, plain), atol=1e-14)
 
 
 def test_oracle_4_the_uncapped_ratio_centres_itself(reference):
     logits, batch = reference.random_batch(30, 50, 8, mismatch=2.0)
-    result = policy_loss_from_logits(logits, batch, Objective("is", True, "importance"))
+    result = policy_loss_from_logits(logits, batch, Objective("is", True, Importance()))
     assert float(result.terms.correction_abs.abs().max()) < 1e-15
-    uncentred = gradient(logits, batch, Objective("is", False, "importance"))
-    assert torch.allclose(gradient(logits, batch, Objective("is", True, "importance")), uncentred, atol=1e-14)
+    uncentred = gradient(logits, batch, Objective("is", False, Importance()))
+    assert torch.allclose(gradient(logits, batch, Objective("is", True, Importance())), uncentred, atol=1e-14)
 
 
 @pytest.mark.parametrize("mode", ["mis", "icepop"])
 @pytest.mark.parametrize("shift", [-3.0, 3.0])
 def test_oracle_5_a_masked_token_keeps_its_correction(reference, mode, shift):
     """y lies outside H and outside the band: its weight is 0, while −c_v of the head still acts."""
-    objective = Objective("sc_mis", True, mode)
+    objective = Objective("sc_mis", True, build_weight(mode, reference.bounds))
     logits, batch = reference.random_batch(30, 50, 8, mismatch=1.5, y_in_head=False)
     log_p = logits.log_softmax(1).gather(1, batch.target_ids[:, None]).squeeze(1)
     batch = unit(replace(batch, sampler_logprobs=log_p + shift))
@@ -105,7 +114,7 @@ def test_oracle_5_a_masked_token_keeps_its_correction(reference, mode, shift):
 def test_in_band_tokens_have_no_correction_under_tis_and_mis(reference):
     logits, batch = reference.random_batch(30, 50, 8, mismatch=0.05)
     for mode in ("tis", "mis", "icepop"):
-        result = policy_loss_from_logits(logits, batch, Objective("sc", True, mode))
+        result = policy_loss_from_logits(logits, batch, Objective("sc", True, build_weight(mode, reference.bounds)))
         assert float(result.terms.correction_abs.max()) < 1e-15
 
 
@@ -138,7 +147,7 @@ def test_oracle_6_tails_at_the_floor_stay_finite_within_the_tail_mass(reference,
     everything = torch.arange(64).expand(40, 64)
     exact = gradient(logits, replace(batch, candidate_ids=everything, candidate_logprobs=log_q), centred)
     tail = (1 - head.values.exp().sum(1)) + (1 - log_p.exp().gather(1, head.indices).sum(1)) + 2e-6
-    bound = 2 * max(centred.tis_max, centred.mis_max) * tail.clamp_min(0)
+    bound = 2 * max(reference.bounds.values()) * tail.clamp_min(0)
     assert bool(ours.isfinite().all())
     assert bool(((ours - exact).abs().sum(1) <= bound).all())
 
@@ -228,8 +237,8 @@ def test_oracle_12_the_drift_that_is_left_follows_the_head_mass(mismatch):
     for candidates in (8, 32, 128):
         head = log_q.topk(candidates, 1)
         batch = TokenBatch(head.indices[:, 0], head.values[:, 0], rows, rows, rows == 1, head.indices, head.values)
-        plain = gradient(logits, batch, Objective("pg", False, "none"))
-        correction = gradient(logits, batch, Objective("sc", True, "none")) - plain
+        plain = gradient(logits, batch, Objective("pg", False))
+        correction = gradient(logits, batch, Objective("sc", True)) - plain
         left[candidates] = float((drift - correction).abs().sum() / drift.abs().sum())
         head_mass[candidates] = float(head.values.exp().sum(1).mean())
     assert head_mass[128] == pytest.approx(0.98, abs=0.005)

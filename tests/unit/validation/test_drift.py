@@ -101,7 +101,7 @@ def test_the_drift_is_what_the_objective_does_to_a_constant_advantage(problem, k
         candidate_ids=head.indices.repeat_interleave(**per_token) if k else None,
         candidate_logprobs=head.values.repeat_interleave(**per_token) if k else None,
     )
-    objective = Objective("sc", centering=bool(k), is_mode="none")
+    objective = Objective("sc", centering=bool(k))
     loss = policy_loss_from_hidden(hidden.repeat_interleave(**per_token), weight, batch, objective, 1.0).loss
     (by_weight,) = torch.autograd.grad(loss, weight)
     log_p = (hidden @ weight.T).detach().log_softmax(-1)

@@ -15,6 +15,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.runs.torch_state import optimizer_tensors, restore_optimizer
+from score_centering.training.masters import learning_rate
 from score_centering.training.verl.worker.loss_head import LOGPROBS, LossHead, PolicyLoss, install_loss_head
 from score_centering.training.verl.worker.response_tokens import response_rows
 
@@ -63,10 +64,11 @@ class FsdpEngine(FSDPEngineWithLMHead):
     def optimizer_step(self) -> float:
         """One update; returns the gradient norm before clipping. A non-finite one changes no weight.
 
-        The warm-up is the local trainer's, linear and full at update `lr_warmup_steps`; verl's own begins with 0.
+        The warm-up is the local trainer's; verl's own begins with 0.
         """
         self._updates += 1
-        self._rate = self.optimizer_config.lr * min(1.0, self._updates / max(1, self.optimizer_config.lr_warmup_steps))
+        options = self.optimizer_config
+        self._rate = learning_rate(options.lr, options.lr_warmup_steps, self._updates)
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate
         return super().optimizer_step()

@@ -4,7 +4,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from score_centering.objectives import Objective, TokenBatch, sequence_mean_weights, token_mean_weights
+from score_centering.objectives import Objective, TokenBatch
 
 
 def response_rows(data: TensorDict, width: int | None = None) -> Tensor:
@@ -25,10 +25,7 @@ def to_tokens(data: TensorDict, objective: Objective) -> TokenBatch:
     """The T response tokens of a micro-batch, with the loss weights of the whole update that it belongs to."""
     kept = data["loss_mask"].bool()
     lengths = data["loss_mask"].sum(1)
-    if objective.reduction == "token-mean":
-        weights = token_mean_weights(lengths, int(data["batch_num_tokens"]))
-    else:
-        weights = sequence_mean_weights(lengths, int(data["global_batch_size"]))
+    weights = objective.loss_weights(lengths, int(data["batch_num_tokens"]), int(data["global_batch_size"]))
 
     def flat(name: str) -> Tensor | None:
         return data[name][kept] if name in data else None
