@@ -61,7 +61,8 @@ def described(schema: dict[str, Any]) -> st.SearchStrategy:
         case "string":
             return NAMES | st.text(max_size=5)
         case "integer":
-            return st.integers(schema.get("minimum", schema.get("exclusiveMinimum", -3)), 40)
+            lowest = schema.get("minimum", schema.get("exclusiveMinimum", -3))
+            return st.integers(lowest, lowest + 40)
         case "number":
             return st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1)
         case "boolean":
