@@ -167,7 +167,7 @@ class Smoke(Block):
 class ScoreCentering(Block):
     enabled: bool | None = Field(
         default=None,
-        description="record the sampler's candidates in the sampling call, as trainer.drift_freq needs them; null: for centering",
+        description="record the sampler's candidates while sampling, as drift_freq needs it; null: for centering",
     )
     top_logprobs_num: Positive = Field(default=128, description="K, the captured candidates a position")
     centering: bool = Field(default=False, description="subtract the sampler's mean score, estimated from the head")
