@@ -56,9 +56,8 @@ def change(quantity: str, series: Series) -> Change | None:
     """The best split, if its two means differ by `SIGNIFICANCE` standard errors; None for shorter or flatter series."""
     series = finite(series)
     values = series.values
-    if quantity in LOGARITHMIC:
-        keep = values > 0
-        series, values = Series(series.steps[keep], series.values[keep]), np.log(values[keep])
+    if quantity in LOGARITHMIC and (values > 0).any():
+        values = np.log(np.maximum(values, values[values > 0].min()))  # a dead run's gradient is exactly 0
     n = len(values)
     if n < MIN_ROWS:
         return None

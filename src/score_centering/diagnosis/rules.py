@@ -86,7 +86,7 @@ def diagnose(log: Log, corrections: str = "unknown") -> Diagnosis:
     if rows < MIN_ROWS or path is None:
         return _cannot_tell(log, [f"{rows} steps with a reward; {MIN_ROWS} are needed"], measures)
     assert reward is not None
-    facts = [_reward_fact(path, reward), *_level_facts(level, active), *history]
+    facts = [_reward_fact(path, reward), *_level_facts(level, active), *_other_facts(log), *history]
     sampler = _sampler_broken(log, path)
     if sampler is not None:
         return Diagnosis(
@@ -367,6 +367,30 @@ def _level_facts(level: Mismatch | None, active: str) -> list[str]:
         f"{length}: {level.sequence:.2g} nats a response",
         f"corrections in the objective: {active}",
     ]
+
+
+FACTS = {  # logged quantities that a verdict does not turn on, but its reader wants: name, words, from which value on
+    "ess": ("effective sample size at its lowest", min, None),
+    "ratio_max": ("largest p/q of a token", max, 2.0),
+    "abs_gap_max": ("largest |d| of a token", max, 1.0),
+    "weight_mean": ("mean importance weight at its lowest", min, None),
+    "drift_share": ("drift over the gradient, at its largest", max, None),
+    "drift_coherence": ("coherence of the drift at last (1: a bias, 1/√n: noise)", None, None),
+    "nonfinite": ("updates skipped as not finite in one step", max, 0.5),
+    "val_reward": ("validation reward at last", None, None),
+}
+
+
+def _other_facts(log: Log) -> list[str]:
+    facts = []
+    for name, (words, pick, bound) in FACTS.items():
+        series = log.get(name)
+        values = finite(series).values if series is not None else np.empty(0)
+        if len(values):
+            value = float(pick(values) if pick else values[-1])
+            if bound is None or value >= bound:
+                facts.append(f"{words}: {value:.3g}")
+    return facts
 
 
 def _measures(path: Course | None, level: Mismatch | None) -> dict[str, float]:
