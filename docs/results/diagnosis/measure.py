@@ -120,13 +120,8 @@ def exploration() -> Iterator[Run]:
 def planted() -> Iterator[Run]:
     for name, columns in _logs(HERE / "planted.parquet"):
         kind = name.rpartition("-s")[0]
-        sampler = (
-            "stale"
-            if kind.startswith("stale-16")
-            else "coarse"
-            if "int4kv" in kind or kind == "healthy-sc"
-            else "exact"
-        )
+        settings = KINDS[kind][1]
+        sampler = "stale" if "sync_every" in settings else "coarse" if {"int8", "noise"} & set(settings) else "exact"
         verdict = KINDS[kind][0]
         fate = verdict in ("harmless", "off_policy", "instability")
         corrections = "centering" if kind == "healthy-sc" else "none"

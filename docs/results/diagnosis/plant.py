@@ -11,6 +11,7 @@ layers. DIR gets <name>.jsonl (a row a step) and <name>.tokens.parquet (both log
 
 import argparse
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from score_centering.objectives import Objective
 from score_centering.objectives import advantages as group_advantages
 from score_centering.precision import listed_linears, requantise
 from score_centering.precision.bf16 import install_cpu_kernels
+from score_centering.precision.noise import WeightNoise
 from score_centering.rollout import LocalEngine, Rollout
 from score_centering.rollout.engine import Sampling
 from score_centering.rollout.local import sampling as engine_sampling
@@ -69,12 +71,14 @@ def train(
     lr: float = 0.5,
     int8: bool = False,
     kv: str = "auto",
+    noise: float = 0.0,
     fault: tuple[float, str, bool] | None = None,
     centering: bool = False,
     sync_every: int = 1,
     sampler_temperature: float = 1.0,
     trainer_temperature: float = 1.0,
     top_p: float = 1.0,
+    uniform: float = 0.0,
     shift: int = 0,
     dropped: float = 0.0,
     logprobs_of: int = 0,
@@ -119,14 +123,17 @@ def train(
         temperature=sampler_temperature, max_tokens=48, greedy=False, stop_token_ids=stop_token_ids(tokenizer)
     )
     whole = engine_sampling.log_probabilities
-    engine_sampling.log_probabilities = lambda logits, temperature: nucleus(whole(logits, temperature), top_p)
+    engine_sampling.log_probabilities = lambda logits, temperature: mixed(
+        nucleus(whole(logits, temperature), top_p), uniform
+    )
     rows, tokens, history = [], {}, []
     try:
         for step in range(1, steps + 1):
             weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
             history = [*history, weights][-(logprobs_of + 1) :]
             if (step - 1) % sync_every == 0:
-                engine.sync(requantise(weights, listed), step)
+                coarse = WeightNoise(noise, seed).apply(weights) if noise else weights
+                engine.sync(requantise(coarse, listed), step)
             chosen = rng.choice(len(prompts), PROMPTS, replace=False)
             draw = int(rng.integers(2**31))
             sampled = engine.generate([prompts[i] for i in chosen], SAMPLES, sampling, draw, HEAD if centering else 0)
@@ -212,6 +219,14 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
     ordered = ordered.masked_fill(outside, -1e4)
     ordered = ordered - ordered.logsumexp(-1, keepdim=True)
     return torch.empty_like(logprobs).scatter_(-1, index, ordered)
+
+
+def mixed(logprobs: torch.Tensor, uniform: float) -> torch.Tensor:
+    """(B, V) of (1 − `uniform`)·q + `uniform`/V: now and then any token, and its log-prob is told truly."""
+    if not uniform:
+        return logprobs
+    floor = torch.full_like(logprobs, math.log(uniform / logprobs.shape[-1]))
+    return torch.logaddexp(logprobs + math.log1p(-uniform), floor)
 
 
 def rescored(rollouts: list[Rollout], scores: list[torch.Tensor]) -> list[Rollout]:

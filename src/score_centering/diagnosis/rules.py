@@ -324,6 +324,9 @@ def _tail(log: Log) -> str | None:
     if k3 is None:
         return None
     level = float(np.median(finite(k3).values))
+    k1 = log.get("k1_kl")
+    if k1 is not None and float(np.median(finite(k1).values)) < 0.2 * level:
+        return None  # tokens that were drawn from q have K1 near K3, in a tail too: this is no honest tail
     if gap is not None:
         index = level / max(np.pi / 4 * float(np.median(finite(gap).values)) ** 2, 1e-12)
         if index > TAIL_INDEX:

@@ -79,8 +79,11 @@ def ratio_mean(log: Log) -> Signature | None:
     if excess is not None and len(excess) >= MIN_ROWS:
         mean, error = _mean_and_error(excess)
         median = float(np.median(excess))  # of a skewed quantity of mean 0 it lies below 0
-        steady = mean > 0.02 and mean > 5 * error and np.mean(excess > 0) > 0.8
-        if steady or (len(excess) >= 5 and median > 0.1 and np.mean(excess > 0) > 0.9):
+        positive = float(np.mean(excess > 0))
+        steady = mean > 0.02 and mean > 5 * error and positive > 0.8
+        # Below 1 in at least half of the steps where it is honest, for few large ratios make up the mean.
+        signed = len(excess) >= 8 and positive > 0.9 and median > max(0.02, 0.1 * (_median(log, "k3_kl") or 0.0))
+        if steady or signed or (len(excess) >= 5 and median > 0.1 and positive > 0.9):
             level = _median(log, "k1_kl")
             shifted = level is not None and gap > 0.3 and abs(level) < 0.1 * gap
             return Signature(
@@ -118,7 +121,9 @@ def one_sided(log: Log) -> Signature | None:
     if keep.sum() < MIN_ROWS:
         return None
     share, level = float(np.median(a[keep] / b[keep])), float(np.median(a[keep]))
-    if share < 0.85 or not 3e-3 < level < 0.7:
+    k3 = _median(log, "k3_kl")
+    expected = np.exp(-level) - 1 + level  # K3 where every d is −level; a few hard tokens give K3 near K1 instead
+    if share < 0.85 or not 3e-3 < level < 0.7 or (k3 is not None and k3 > 4 * expected):
         return None
     return Signature(
         "top-p or top-k",

@@ -344,7 +344,7 @@ def shift_correlations(tokens: Tokens) -> dict[int, float]:
     result = {}
     for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
         other = index + shift
-        inside = (other >= 0) & (other < len(index))
+        inside = (other >= 0) & (other < len(tokens.q))
         inside[inside] &= tokens.rollout[index[inside]] == tokens.rollout[other[inside]]
         a, b = tokens.p[index[inside]], tokens.q[other[inside]]
         if len(a) > 2 and a.std() > 0 and b.std() > 0:
@@ -369,16 +369,20 @@ def _shift(tokens: Tokens) -> Signature | None:
 
 
 def _misaligned(tokens: Tokens) -> Signature | None:
-    """Re-tokenised: some rollouts fit until a token and not after it, while the others fit throughout."""
+    """Re-tokenised: in some rollouts the recorded log-probs are not those of the tokens, in the others they are."""
     size = np.abs(tokens.gap)
     count = np.maximum(np.bincount(tokens.rollout), 1)
     mean = np.bincount(tokens.rollout, size) / count
     bad = mean > max(20 * float(np.median(mean)), 0.3)
     if not 0.01 <= bad.mean() <= 0.6 or bad.sum() < 2:
         return None
+    ratio = float(np.exp(tokens.gap[bad[tokens.rollout]]).mean())
+    if ratio < 3:  # an engine that is merely wrong there draws from its own q: mean r is 1 or, by missed rarities, less
+        return None
     return Signature(
         "re-tokenised responses",
-        f"{bad.mean():.0%} of the rollouts have a mean |d| of {mean[bad].mean():.2g}, the rest {mean[~bad].mean():.1g}",
+        f"{bad.mean():.0%} of the rollouts have a mean |d| of {mean[bad].mean():.2g} and a mean p/q of {ratio:.2g}, "
+        f"the others a mean |d| of {mean[~bad].mean():.1g}",
         "Compare the token ids that were sampled with those that are trained on: text was decoded and encoded again, "
         "or a chat template added or dropped a token. Hand token ids through.",
         0.85,
