@@ -146,10 +146,18 @@ def collapse() -> Iterator[Run]:
 
 def verdicts(run: Run) -> dict[str, str]:
     """The verdict after each prefix of the log."""
-    return {
-        name: diagnose(run.log.until(run.log.last_step * share), run.corrections).verdict
-        for name, share in PREFIXES.items()
-    }
+    return {name: verdict_at(run, share) for name, share in PREFIXES.items()}
+
+
+def verdict_at(run: Run, share: float) -> str:
+    first = min(int(series.steps[0]) for series in run.log.series.values())
+    return diagnose(run.log.until(first + (run.log.last_step - first) * share), run.corrections).verdict
+
+
+def settled_at(run: Run, good: set[str]) -> float | None:
+    """The share of the log, in tenths, from which on every verdict is right; None where the last one is not."""
+    tenths = [verdict_at(run, tenth / 10) in good for tenth in range(1, 11)]
+    return None if not tenths[-1] else (10 - tenths[::-1].index(False) + 1) / 10 if False in tenths else 0.1
 
 
 def main() -> None:
@@ -161,10 +169,7 @@ def main() -> None:
     runs = labelled()
     wanted = arguments.half == "held-out"
     chosen = {name: run for name, run in runs.items() if (run.source != "exploration" and held_out(name)) == wanted}
-    rows = [
-        {"run": name, "source": run.source, "right": sorted(right(run, runs)), "lost": run.lost, **verdicts(run)}
-        for name, run in chosen.items()
-    ]
+    rows = [judged(run, right(run, runs)) for run in chosen.values()]
     print(report(rows))
     if arguments.list:
         for row in rows:
@@ -175,6 +180,11 @@ def main() -> None:
                 print(f"{row['source']:<12} {row['run']:<28} {'/'.join(row['right']):<24} {fate} {told}")
     if arguments.output:
         (arguments.output / f"{arguments.half}.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def judged(run: Run, good: set[str]) -> dict:
+    known = {"run": run.name, "source": run.source, "right": sorted(good), "lost": run.lost}
+    return {**known, **verdicts(run), "settled": settled_at(run, good)}
 
 
 def report(rows: list[dict]) -> str:
@@ -196,6 +206,11 @@ def report(rows: list[dict]) -> str:
     for label in sorted({"/".join(row["right"]) for row in rows}):
         counts = Counter(row["whole"] for row in rows if "/".join(row["right"]) == label)
         lines.append(f"| {label} | " + " | ".join(str(counts[verdict] or "") for verdict in VERDICTS) + " |")
+    early = [row["settled"] for row in rows if row["settled"] is not None]
+    counts = [sum(share <= tenth / 10 for share in early) for tenth in range(1, 11)]
+    lines += ["", f"Right from then on, of the {len(early)} that are right in the end:", "",
+              "| share of the log | " + " | ".join(f"{tenth}0 %" for tenth in range(1, 11)) + " |",
+              "|---" * 11 + "|", "| runs | " + " | ".join(map(str, counts)) + " |"]  # fmt: skip
     return "\n".join(lines)
 
 
