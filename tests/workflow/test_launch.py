@@ -125,7 +125,10 @@ def test_a_smoke_run_trains_as_the_direct_way_does(project, launch):
     }  # fmt: skip
     resolved = yaml.safe_load((launched.logs / "config.yaml").read_text())
     assert resolved["actor_rollout_ref"]["rollout"]["transport"] == "gateway"
-    through = json.loads((project / "results/test/smoke/sc/run.json").read_text())["metrics"]
+    (by_hand,) = (project / "results/test/by-hand").iterdir()
+    assert output.splitlines()[1] == f"run folder: {by_hand.relative_to(project)}"
+    through = json.loads((by_hand / "run.json").read_text())["metrics"]
+    assert not (project / "results/test/smoke").exists(), "the workflow's own files were touched"
     direct = ["--baseline", "sc", "--smoke", "--configfile", "config/test.yaml", "--run-dir", "results/direct"]
     subprocess.run([sys.executable, "workflow/scripts/train.py", *direct], cwd=project, check=True)
     assert through == json.loads((project / "results/direct/run.json").read_text())["metrics"]

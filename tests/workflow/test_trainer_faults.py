@@ -338,7 +338,7 @@ def test_ctrl_c_twice_ends_at_once(project, undisturbed, run_dir):
 
 def test_a_forced_start_trains_afresh_to_the_same_bytes(project, undisturbed, run_dir):
     assert project.train(run_dir).code == 0
-    again = project.train(run_dir)
+    again = project.train(run_dir, "--afresh")
     assert again.code == 0 and "training starts afresh" in again.stderr
     assert (run_dir / "metrics.parquet").read_bytes() == undisturbed
 

@@ -32,6 +32,15 @@ def prepend(variable, folder):
     os.environ[variable] = os.pathsep.join(filter(None, [str(folder), os.environ.get(variable)]))
 
 
+def afresh(rule, files):
+    """The option that trains a finished run anew, for a job of `rule` that -R, -f or -F forces. A job on a cluster is
+    always forced, so there a run whose files are gone trains again."""
+    dag = workflow.dag_settings
+    named = dag.forcerun | (dag.targets if dag.forcetargets else frozenset())
+    forced = workflow.remote_exec or dag.forceall or rule in named or not named.isdisjoint(files)
+    return "--afresh" if forced else ""
+
+
 def study_files(study, name):
     """The file `name` of each run of a study, cell by cell, then by arm and seed."""
     grid = getattr(SETTINGS, study)

@@ -51,6 +51,7 @@ rule study_run:
         gpu=GPU,
     params:
         folder=subpath(output.run, parent=True),
+        afresh=lambda wildcards, output: afresh("study_run", output),
     shell:
         """
         [ -t 2 ] || exec &> >(
@@ -65,7 +66,7 @@ rule study_run:
             --model-manifest {input.model:q} \
             --w8a8-config {input.w8a8:q} \
             --parent "$PPID" \
-            --run-dir {params.folder:q}
+            --run-dir {params.folder:q} {params.afresh}
         """
 
 

@@ -7,6 +7,7 @@ killed run resumes. Uses the GPU where `runtime.device` is cuda.
 Gates are ancient: they must exist, but a gate that is judged again retrains nothing. Snakemake 9.27 does not look at the
 params of a job behind such an edge while the gate is due itself, so an arm's settings reach it as a file of their own.
 Loggers reach it beside that file, as a param that Snakemake takes for derived: where a run is shown is no reason to train.
+So does `--afresh`, where the job is forced: a finished run whose files are merely gone is declared again, not trained.
 
 The log's `tee` ignores stop signals: a trainer that is asked to stop still has a checkpoint to write and to tell of.
 """
@@ -58,6 +59,7 @@ for arm in ARMS:
             arm=arm,
             folder=subpath(output.run, parent=True),
             logger=lambda wildcards, output, arm=arm: LOGGERS[arm],
+            afresh=lambda wildcards, output, arm=arm: afresh(f"train_{arm}", output),
         shell:
             """
             [ -t 2 ] || exec &> >(
@@ -72,7 +74,7 @@ for arm in ARMS:
                 --model-manifest {input.model:q} \
                 --w8a8-config {input.w8a8:q} \
                 --parent "$PPID" \
-                --run-dir {params.folder:q} \
+                --run-dir {params.folder:q} {params.afresh} \
                 trainer.logger={params.logger:q}
             """
 

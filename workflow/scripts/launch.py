@@ -1,7 +1,8 @@
 """Train one arm by hand with every rollout an agent's chat completion: gateway, agents and trainer on one GPU or CPU.
 
 By hand:  python workflow/scripts/launch.py --baseline sc --smoke trainer.total_training_steps=5
-The log folder (SC_LOG_DIR) keeps the resolved configuration and one log a process. Ctrl-C or SIGTERM lets the trainer
+The run lies in results/<experiment>/by-hand/, a folder of its own for each arm, seed and settings. The log folder
+(SC_LOG_DIR) keeps the resolved configuration and one log a process. Ctrl-C or SIGTERM lets the trainer
 write a checkpoint; a second one ends everything at once. When any process ends, so do the others.
 """
 
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--baseline", required=True, metavar="ARM", help="an arm of the configuration")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="a few steps, no checkpoint")
+    parser.add_argument("--run-dir", type=Path, help="default: results/<experiment>/by-hand/…")
     parser.add_argument("--agents", type=int, default=1, metavar="N", help="agent processes")
     cli.add_arguments(parser)
     arguments = parser.parse_intermixed_args()
@@ -41,6 +43,7 @@ def main() -> int:
     gateway = cli.read(arguments, GatewayStage, arguments.baseline, arguments.smoke)
 
     from score_centering.gateway import environment
+    from score_centering.runs.places import by_hand_folder
 
     environment.key()
     environment.upstream_timeout_seconds()
@@ -52,10 +55,16 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     print(f"logs: {folder}", flush=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(stage.model_dump(mode="json"), sort_keys=False), "utf-8")
-    return _run(arguments, stage, gateway, folder, environment.port())
+    results = Path("results") / stage.experiment
+    default_run = by_hand_folder(results, arguments.baseline, arguments.seed, stage.identity(), arguments.smoke)
+    run_dir = arguments.run_dir or default_run
+    print(f"run folder: {run_dir}", flush=True)
+    return _run(arguments, stage, gateway, folder, environment.port(), run_dir)
 
 
-def _run(arguments: argparse.Namespace, stage: TrainStage, gateway: GatewayStage, folder: Path, port: int) -> int:
+def _run(
+    arguments: argparse.Namespace, stage: TrainStage, gateway: GatewayStage, folder: Path, port: int, run_dir: Path
+) -> int:
     """Start everything and stay until the trainer ends; the exit code."""
     from score_centering.gateway.processes import Follower, Programs, StopSignals
 
@@ -79,6 +88,7 @@ def _run(arguments: argparse.Namespace, stage: TrainStage, gateway: GatewayStage
             start(name, "agents.py", gateway.to_json(), "--gateway", url, environment=without_gpu)
         options = ["--baseline", arguments.baseline, "--seed", str(arguments.seed), "--gateway", url]
         options += ["--engine-port", str(engine_port), *(["--smoke"] if arguments.smoke else [])]
+        options += ["--run-dir", str(run_dir)]
         start("trainer", "train.py", stage.to_json(), *options)
         follower, asked = Follower(programs.log("trainer")), 0.0
         while not (ended := programs.ended()):

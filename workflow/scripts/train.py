@@ -1,8 +1,9 @@
 """Train one arm with one seed, or smoke-test it: generate, score, update, and log every step.
 
 By hand:  python workflow/scripts/train.py --baseline sc --smoke actor_rollout_ref.actor.optim.lr=1e-4
-Inputs and outputs default to results/<experiment>/. Stopped by Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 it writes a
-checkpoint and exits with code 75; the same command goes on from there.
+Inputs and outputs default to results/<experiment>/: a smoke run to by-hand/, a run with the workflow's own settings to
+its folder there, any other needs --run-dir. Stopped by Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 it writes a checkpoint and
+exits with code 75; the same command goes on from there.
 """
 
 import argparse
@@ -25,7 +26,8 @@ def main() -> None:
     parser.add_argument("--val-file", type=Path, help="a parquet file instead of the manifest's test split")
     parser.add_argument("--model-manifest", type=Path, help="default: results/<experiment>/model/manifest.json")
     parser.add_argument("--w8a8-config", type=Path, help="default: results/<experiment>/model/w8a8/config.json")
-    parser.add_argument("--run-dir", type=Path, help="default: results/<experiment>/{runs/ARM/seedK, smoke/ARM}")
+    parser.add_argument("--run-dir", type=Path, help="default: results/<experiment>/{runs/ARM/seedK, by-hand/…}")
+    parser.add_argument("--afresh", action="store_true", help="train a finished run anew; its old state is archived")
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings and start nothing")
     parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, the workflow's, ends")
     group = parser.add_argument_group("a gateway and agents in processes of their own, as launch.py starts them")
@@ -76,13 +78,11 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     dataset = arguments.dataset_manifest or results / "dataset/manifest.json"
     model = arguments.model_manifest or results / "model/manifest.json"
     w8a8 = stage.w8a8_config(results)
-    name = f"smoke/{arguments.baseline}" if arguments.smoke else f"runs/{arguments.baseline}/seed{arguments.seed}"
-    run_dir = arguments.run_dir or results / name
 
     from score_centering.data import read_split
     from score_centering.data.dataset_manifest import read_table
     from score_centering.model.model_manifest import verified_folder
-    from score_centering.runs import PRODUCTS, make_identity, open_run
+    from score_centering.runs import PRODUCTS, finished_again, make_identity, open_run
     from score_centering.settings.inputs import sha256_file
     from score_centering.training.device import device_name, gpu_faults, lease
     from score_centering.training.task import Inputs
@@ -92,14 +92,15 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     else:
         from score_centering.training.local import train_locally as train
 
+    given = {"train_file": arguments.train_file, "val_file": arguments.val_file}
+    files = {name: sha256_file(path) for name, path in given.items() if path is not None}
+    run_dir = arguments.run_dir or _default_folder(arguments, results, stage.identity() | files)
     inputs = Inputs(
         train=read_table(arguments.train_file) if arguments.train_file else read_split(dataset, "train"),
         validation=read_table(arguments.val_file) if arguments.val_file else read_split(dataset, "test"),
         model_folder=verified_folder(model),
         w8a8_config=w8a8 and (arguments.w8a8_config or w8a8),
     )
-    given = {"train_file": arguments.train_file, "val_file": arguments.val_file}
-    files = {name: sha256_file(path) for name, path in given.items() if path is not None}
     identity = make_identity(
         stage.experiment,
         arguments.baseline,
@@ -111,9 +112,22 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
         model,
         inputs.w8a8_config,
     )
+    afresh = arguments.afresh or arguments.smoke
+    if not afresh and finished_again(run_dir, identity):
+        return
     publish = ["run.json"] if arguments.smoke else PRODUCTS
-    with gpu_faults(), lease(stage.runtime.device), open_run(run_dir, identity, publish) as run:
+    with gpu_faults(), lease(stage.runtime.device), open_run(run_dir, identity, publish, afresh) as run:
         train(run, stage, arguments.baseline, arguments.seed, inputs, **_gateway(arguments, stage))
+
+
+def _default_folder(arguments: argparse.Namespace, results: Path, shaping: dict[str, Any]) -> Path:
+    from score_centering.runs.places import by_hand_folder, declared_folder
+
+    if not arguments.smoke:
+        return declared_folder(results, arguments.baseline, arguments.seed, shaping)
+    folder = by_hand_folder(results, arguments.baseline, arguments.seed, shaping, smoke=True)
+    print(f"run folder: {folder}", flush=True)
+    return folder
 
 
 def _gateway(arguments: argparse.Namespace, stage: TrainStage) -> dict[str, Any]:

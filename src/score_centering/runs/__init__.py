@@ -1,7 +1,7 @@
 """The run folder: metrics log, checkpoints, resume, lock, identity. Importing it loads no torch."""
 
 from score_centering.runs.clock import Stopwatch, peak_rss_bytes
-from score_centering.runs.folder import PRODUCTS, RunFolder, open_run
+from score_centering.runs.folder import PRODUCTS, RunFolder, finished_again, open_run
 from score_centering.runs.identity import make_identity, package_digest
 from score_centering.runs.lock import gpu_lease
 from score_centering.runs.process import EXIT_RESUMABLE, die_with_parent
@@ -12,6 +12,7 @@ __all__ = [
     "RunFolder",
     "Stopwatch",
     "die_with_parent",
+    "finished_again",
     "gpu_lease",
     "make_identity",
     "open_run",

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from score_centering.runs import archive
 from score_centering.runs.folder import PRODUCTS
 from score_centering.runs.identity import differences, installed, package_digest, read_identity
 from score_centering.runs.lock import in_use
 from score_centering.runs.log import read_log
 from score_centering.settings import UserError
-from score_centering.settings.inputs import read_json, sha256_file
+from score_centering.settings.inputs import sha256_file
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _digests(paths: Mapping[str, Path | None]) -> dict[str, str]:
 def _audit_run(run_dir: Path, today: Mapping[str, Any]) -> Audit:
     state = run_dir / "state"
     try:
-        published = read_json(state / "PUBLISHED") if (state / "PUBLISHED").is_file() else None
+        digests = archive.read_digests(state)
         identity = (
             read_identity(state / "identity.json")
             if state.is_dir()
@@ -73,12 +74,10 @@ def _audit_run(run_dir: Path, today: Mapping[str, Any]) -> Audit:
         )
     except UserError as error:
         return Audit(run_dir, "unknown", (), (str(error),))
-    return Audit(
-        run_dir, _state(state, published), tuple(_differs(identity, today)), tuple(_damage(run_dir, published))
-    )
+    return Audit(run_dir, _state(state), tuple(_differs(identity, today)), tuple(_damage(run_dir, digests)))
 
 
-def _state(state: Path, published: Mapping[str, str] | None) -> str:
+def _state(state: Path) -> str:
     if not state.is_dir():
         return "copied without its state"
     log = state / "steps.log"
@@ -86,7 +85,7 @@ def _state(state: Path, published: Mapping[str, str] | None) -> str:
     steps = f"{records[-1]['step']} steps" if records else "no step"
     if in_use(state / "lock"):
         return f"running, {steps} so far"
-    return f"finished, {steps}" if published else f"unfinished, {steps}"
+    return f"finished, {steps}" if (state / archive.PUBLISHED).is_file() else f"unfinished, {steps}"
 
 
 def _differs(identity: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
@@ -103,8 +102,11 @@ def _differs(identity: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]
 
 
 def _damage(run_dir: Path, published: Mapping[str, str] | None) -> list[str]:
-    """Declared files that are gone or no longer have the digest they were published with."""
+    """Declared files that are gone or no longer have the digest they were published with. Beside an unfinished state
+    they are those of the finished run before it, unless a workflow deleted them all to make them again."""
     phrases = []
+    if not (run_dir / "state" / archive.PUBLISHED).is_file() and not any((run_dir / n).exists() for n in PRODUCTS):
+        return []
     if unknown := set(published or {}) - set(PRODUCTS):
         phrases.append(f"state/PUBLISHED names what no run declares: {min(unknown)!r}")
     for name, digest in (published or {}).items():

@@ -8,8 +8,9 @@
     checkpoints/  the last two good ones (`checkpoint.py`)
     damaged/      checkpoints that failed their digests
     phase         what the run is doing, for `watch` and for kill tests
+    published/    copies of the declared files, written before them
     PUBLISHED     digests of the declared files, written after them
-    archive/<n>/  states of finished runs that were trained anew
+    archive/<n>/  other states of this folder (`archive.py`)
 """
 
 import hashlib
@@ -18,12 +19,12 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from score_centering.runs import checkpoint, schema
+from score_centering.runs import archive, checkpoint, schema
 from score_centering.runs.files import make_folder, write_file, write_files, writing
 from score_centering.runs.identity import differences, read_identity
 from score_centering.runs.lock import hold
@@ -35,39 +36,102 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PRODUCTS = ("metrics.parquet", "timing.parquet", "config.yaml", "run.json")
-FOLDERS = ("checkpoints", "damaged", "archive")  # of the state
+FOLDERS = ("checkpoints", "damaged", archive.COPIES, archive.ARCHIVE)  # of the state
 PHASES = ("start", "rollout", "reward", "update", "sync", "validation", "metrics", "checkpoint", "publish")
 PHASE_BYTES = 64
 
 
 @contextmanager
 def open_run(
-    run_dir: str | Path, identity: Mapping[str, Any], publish: Sequence[str] = PRODUCTS
+    run_dir: str | Path, identity: Mapping[str, Any], publish: Sequence[str] = PRODUCTS, afresh: bool = False
 ) -> Iterator["RunFolder"]:
-    """Own `run_dir` for the block: lock it, check its identity, set finished state aside, catch stop signals.
+    """Own `run_dir` for the block: lock it, check its identity, set other states aside, catch stop signals.
 
-    `identity` comes from `make_identity`; `publish` names the files that `RunFolder.publish` declares.
+    `identity` comes from `make_identity`; `publish` names the files that `RunFolder.publish` declares. A finished state
+    is set aside, and so, with `afresh`, is an unfinished one of another identity. A block that fails before its first
+    step leaves a finished run as it found it.
 
     Raises:
-        UserError: another process owns the folder, its unfinished state has another identity, it can't be written.
+        UserError: another process owns the folder, it can't be written, or it holds what must stay: declared files of
+            another identity, or an unfinished state of one.
     """
     unknown = sorted(set(publish) - set(PRODUCTS))
     if unknown or not publish:
         raise ValueError(f"publish = {list(publish)}: choose from {', '.join(PRODUCTS)}")
     run_dir = Path(run_dir)
     state = run_dir / "state"
-    for folder in (state, *(state / name for name in FOLDERS)):
-        if folder.is_symlink():
-            raise UserError(f"{folder}: is a symbolic link; a run's state must lie inside its folder")
-    make_folder(state)
-    with hold(state / "lock", f"run folder {run_dir}"), stop_on_signals() as stop:
-        if (state / "PUBLISHED").exists():
-            _archive(state)
-        run = RunFolder(run_dir, _check_identity(state, identity), tuple(publish), stop)
+    with _owned(run_dir), stop_on_signals() as stop:
+        _refuse_to_overwrite(run_dir, identity)
+        finished = _make_room(state, identity, afresh)
+        run = None
         try:
+            run = RunFolder(run_dir, _check_identity(state, identity), tuple(publish), stop)
             yield run
+        except BaseException:
+            if finished is not None and (run is None or not run.records()):
+                archive.drop(state)
+                archive.bring_back(state, finished)
+                _say(f"{run_dir}: did not start; its finished run is kept")
+            raise
         finally:
-            run.close()
+            if run is not None:
+                run.close()
+
+
+def finished_again(run_dir: str | Path, identity: Mapping[str, Any]) -> bool:
+    """Declare the finished run of `identity` that `run_dir` holds, or that its archive holds, instead of training.
+
+    Returns whether there is one; its files are those that it published, whoever deleted or changed them since.
+    """
+    run_dir = Path(run_dir)
+    state = run_dir / "state"
+    if not state.is_dir():
+        return False
+    with _owned(run_dir):
+        _refuse_to_overwrite(run_dir, identity)
+        if not (_is_finished(state) and archive.is_of(state, identity)):
+            other = archive.newest(state, identity, finished=True)
+            if other is None or archive.is_of(state, identity) or archive.copies(other) is None:
+                return False
+            if (state / "identity.json").exists():
+                _say(f"{run_dir}: the state of another identity is kept in {archive.set_aside(state)}")
+            archive.bring_back(state, other)
+        kept = archive.copies(state)
+        if kept is None:
+            return False
+        changed = archive.declare(run_dir, kept)
+        _say(f"{run_dir}: is finished; {', '.join(changed) or 'nothing'} put back (--afresh trains it anew)")
+        return True
+
+
+def restore(run_dir: str | Path, number: int | None = None) -> str:
+    """Bring a finished run back: that of archive/<number>, else the present one, else the newest archived one.
+
+    The present state is set aside, the declared files are those of the run that comes back. Returns what was done.
+
+    Raises:
+        UserError: there is none, its copies of the declared files are gone or damaged, a process owns the folder.
+    """
+    run_dir = Path(run_dir)
+    state = run_dir / "state"
+    if not state.is_dir():
+        raise UserError(f"{run_dir}: holds no state of a run; give a run folder, such as results/tiny/runs/sc/seed0")
+    with _owned(run_dir):
+        source: Path | None = state / archive.ARCHIVE / f"{number:04d}" if number is not None else state
+        if number is None and not _is_finished(state):
+            source = archive.newest(state, finished=True)
+        if source is None or not _is_finished(source):
+            raise UserError(f"{source or state / archive.ARCHIVE}: holds no finished run")
+        if archive.copies(source) is None:
+            raise UserError(f"{source}: its copies of the declared files are missing or damaged")
+        if source != state:
+            if (state / "identity.json").exists():
+                archive.set_aside(state)
+            archive.bring_back(state, source)
+        kept = archive.copies(state)
+        assert kept is not None
+        changed = archive.declare(run_dir, kept)
+    return f"{run_dir}: restored from {source}: {', '.join(changed) or 'every declared file was there'}"
 
 
 class RunFolder:
@@ -174,9 +238,10 @@ class RunFolder:
             "run.json": (json.dumps(run_json, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode(),
         }
         chosen = {name: contents[name] for name in self._publish}
+        archive.keep_copies(self.state, chosen)
         write_files({self.path / name: content for name, content in chosen.items()})
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in chosen.items()}
-        write_file(self.state / "PUBLISHED", (json.dumps(digests, indent=2) + "\n").encode())
+        archive.write_digests(self.state, digests)
 
     def phase(self, name: str) -> None:
         """Say in state/phase what the run does now; `metrics`, `checkpoint` and `publish` are said by themselves."""
@@ -221,17 +286,59 @@ def read_phase(run_dir: str | Path) -> Phase | None:
     return Phase(int(words[0]), None if words[1] == "-" else int(words[1]), words[2]) if words else None
 
 
-def _archive(state: Path) -> None:
-    """Move the state of a finished run aside; PUBLISHED goes last, so a kill in between only repeats this."""
-    archive = state / "archive"
-    make_folder(archive)
-    target = archive / f"{checkpoint.next_number(archive):04d}"
-    make_folder(target)
-    names = sorted(path.name for path in state.iterdir() if path.name not in ("archive", "lock", "PUBLISHED"))
-    with writing(target):
-        for name in [*names, "PUBLISHED"]:
-            os.replace(state / name, target / name)
-    _say(f"{state.parent}: is finished; its state is kept in {target}, training starts afresh")
+@contextmanager
+def _owned(run_dir: Path) -> Iterator[None]:
+    """Own `run_dir` for the block, with its state in one piece."""
+    state = run_dir / "state"
+    for folder in (state, *(state / name for name in FOLDERS)):
+        if folder.is_symlink():
+            raise UserError(f"{folder}: is a symbolic link; a run's state must lie inside its folder")
+    make_folder(state)
+    with hold(state / "lock", f"run folder {run_dir}"):
+        archive.finish_moves(state)
+        yield
+
+
+def _is_finished(state: Path) -> bool:
+    return (state / archive.PUBLISHED).is_file()
+
+
+def _refuse_to_overwrite(run_dir: Path, identity: Mapping[str, Any]) -> None:
+    """Refuse declared files of another identity. A workflow deletes them before it trains anew; a start by hand, in
+    front of the results of others, must not."""
+    old = None
+    if (run_dir / "run.json").is_file():
+        with suppress(UserError):
+            old = read_identity(run_dir / "run.json", "identity")
+    elif _is_finished(run_dir / "state") and any((run_dir / name).is_file() for name in PRODUCTS):
+        with suppress(UserError):
+            old = read_identity(run_dir / "state/identity.json")
+    if old is not None and (differing := differences(old, identity)):
+        raise UserError(
+            f"{run_dir}: holds a finished run of another identity ({_phrases(differing)}), which stays; "
+            "name another folder for this one: --run-dir DIR"
+        )
+
+
+def _make_room(state: Path, identity: Mapping[str, Any], afresh: bool) -> Path | None:
+    """Set aside what this start does not go on with; where the finished run that was the present one is now."""
+    finished = None
+    ours = archive.is_of(state, identity)
+    if _is_finished(state):
+        finished = archive.set_aside(state)
+        _say(f"{state.parent}: is finished; its state is kept in {finished}, training starts afresh")
+    if ours or afresh:
+        if not ours and (state / "identity.json").exists():
+            _say(f"{state.parent}: the unfinished state of another identity is kept in {archive.set_aside(state)}")
+        return finished
+    earlier = archive.newest(state, identity)
+    if earlier is not None:
+        if (state / "identity.json").exists():
+            archive.set_aside(state)
+        archive.bring_back(state, earlier)
+        (state / archive.PUBLISHED).unlink(missing_ok=True)
+        _say(f"{state.parent}: going on with the state of this identity that was set aside")
+    return finished
 
 
 def _check_identity(state: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,9 +355,8 @@ def _check_identity(state: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"{error}; {_put_aside(state)}") from None
         differing = differences(old, identity)
         if differing:
-            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
             raise UserError(
-                f"{state.parent}: holds an unfinished run of another identity ({'; '.join(differing[:3])}{more}); "
+                f"{state.parent}: holds an unfinished run of another identity ({_phrases(differing)}); "
                 f"start with the old settings to finish it, or {_put_aside(state)}"
             )
         earlier = old["earlier_package_sha256"]
@@ -260,6 +366,11 @@ def _check_identity(state: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     kept = {**identity, "earlier_package_sha256": earlier}
     write_file(path, (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode())
     return kept
+
+
+def _phrases(differing: Sequence[str]) -> str:
+    more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+    return "; ".join(differing[:3]) + more
 
 
 def _put_aside(state: Path) -> str:

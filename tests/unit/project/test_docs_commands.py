@@ -99,6 +99,9 @@ RUN_BY = {
         "tests/unit/gateway/test_gateway_programs.py::"
         "test_the_program_serves_at_its_port_with_its_key_until_it_is_stopped"
     ),
+    "python workflow/scripts/restore.py results/tiny/runs/sc/seed0": (
+        "tests/workflow/test_finished_runs.py::test_what_is_finished_stays"
+    ),
     "python workflow/scripts/watch.py results/tiny": "tests/unit/runs/test_run_watch.py::test_program",
     "python workflow/scripts/compare.py results/tiny results/other": "tests/unit/figures/test_compare.py::test_program",
     "python workflow/scripts/diagnose.py results/tiny/runs/grpo/seed0": DIAGNOSED,

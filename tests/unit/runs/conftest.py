@@ -25,6 +25,7 @@ def train_toy(
     steps: int = 5,
     save_freq: int = 2,
     on_step: Callable[[int, runs.RunFolder], None] = lambda step, run: None,
+    afresh: bool = False,
     **identity: Any,
 ) -> int:
     """Train 8 weights with every kind of random number; returns the step it resumed after."""
@@ -36,7 +37,7 @@ def train_toy(
     optimizer = torch.optim.AdamW([weights], lr=0.1)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     order = np.random.permutation(64).tolist()
-    with runs.open_run(run_dir, make_identity(**identity)) as run:
+    with runs.open_run(run_dir, make_identity(**identity), afresh=afresh) as run:
         start = 0
         if (found := run.resume()) is not None:
             start, tensors, scalars = found

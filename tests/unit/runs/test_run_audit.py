@@ -82,6 +82,23 @@ def test_a_run_that_never_finished(tmp_path, fork, train):
     assert said(folder).startswith("unfinished, 2 steps; ")
 
 
+def test_published_files_beside_an_unfinished_state_are_checked(run_dir, fork, train):
+    def stop(step, run):
+        if step == 3:
+            raise SystemExit(9)
+
+    assert fork(lambda: train(run_dir, on_step=stop)).code == 9  # by hand, in front of the published files
+    assert said(run_dir) == "unfinished, 2 steps; made by the code and settings of today"
+    (run_dir / "run.json").write_text("{}")
+    (run_dir / "config.yaml").unlink()
+    line = said(run_dir)
+    assert "DAMAGED: run.json was changed after it was published" in line
+    assert "DAMAGED: config.yaml is missing" in line
+    for name in ("metrics.parquet", "timing.parquet", "run.json"):
+        (run_dir / name).unlink()
+    assert "DAMAGED" not in said(run_dir), "the workflow makes all of them again"
+
+
 def test_a_running_run(run_dir, identity):
     from score_centering.runs import open_run
 

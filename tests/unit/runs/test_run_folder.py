@@ -78,11 +78,6 @@ def test_a_removed_archive_is_no_obstacle(tmp_path, train):
     assert sorted(os.listdir(tmp_path / "state" / "archive")) == ["0002", "0003"]
 
 
-def test_a_published_run_may_be_trained_with_another_identity(tmp_path, train):
-    train(tmp_path)
-    assert train(tmp_path, config={"trainer": {"lr": 0.2}}) == 0
-
-
 def damage(kind, folder):
     path = folder / "state" / "checkpoints" / "step000004"
     match kind:
