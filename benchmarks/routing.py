@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from _common import parse_args, report
+from _routes import RoutedRow, decode_routes
 
-from score_centering.routing import RoutedRow, decode_routes
 from score_centering.runs import peak_rss_bytes
 
 ROWS, PROMPT, RESPONSE, LAYERS, TOP_K, EXPERTS = 64, 1024, 7168, 32, 8, 128

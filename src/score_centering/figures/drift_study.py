@@ -112,16 +112,6 @@ def draw_drift(table: pa.Table) -> Figure:
     return figure
 
 
-def growth_exponent(table: pa.Table, sampler: str, centering: str, column: str = "displacement") -> float:
-    """b of column ∝ step^b, least squares in logarithms over the second half of the steps, mean over seeds: 1 is a
-    drift, 1/2 a random walk."""
-    rows = table.to_pandas()
-    rows = rows[(rows["sampler"] == sampler) & (rows["centering"] == centering)].dropna(subset=[column])
-    mean = rows.groupby("step")[column].mean()
-    mean = mean[mean.index >= max(1, mean.index.max() // 2)]
-    return float(np.polyfit(np.log(mean.index), np.log(mean), 1)[0])
-
-
 def _band(rows: pd.DataFrame, variant: str, column: str) -> Band:
     runs = rows[rows["centering"] == variant].groupby("seed")
     return across_seeds([(run["step"].to_numpy(), run[column].to_numpy()) for _, run in runs]).measured()

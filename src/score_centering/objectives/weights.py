@@ -25,11 +25,6 @@ from torch import Tensor
 class Weight:
     """A weight of single tokens. ValueError: bounds that describe none."""
 
-    @property
-    def caps(self) -> tuple[float, float]:
-        """Ratios below the first or above the second are bounded, which the metrics count as clipped."""
-        return 0.0, math.inf
-
     def mass(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """m(p, q), of the arguments' common shape."""
         raise NotImplementedError
@@ -72,10 +67,6 @@ class Tis(Weight):
     def __post_init__(self) -> None:
         if not 0 < self.tis_max < math.inf:
             raise ValueError(f"tis_max {self.tis_max} must be positive and finite")
-
-    @property
-    def caps(self) -> tuple[float, float]:
-        return 0.0, self.tis_max
 
     def mass(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         return torch.minimum(log_p, log_q + math.log(self.tis_max)).exp()

@@ -1,5 +1,1 @@
 """Routing replay (R3, arXiv 2510.11370): the experts a sampler chose, used again in the training forward."""
-
-from score_centering.routing.payloads import RoutedRow, decode_routes
-
-__all__ = ["RoutedRow", "decode_routes"]

@@ -101,5 +101,5 @@ def test_bad_input_is_one_line(tmp_path):
 
 
 def test_no_torch_is_loaded():
-    code = "import sys, score_centering.diagnosis.report; sys.exit('torch' in sys.modules)"
+    code = "import sys, score_centering.diagnosis.wording; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from score_centering.figures.canvas import drawing, save
-from score_centering.figures.drift_study import DRIFT, draw_drift, drift_table, growth_exponent
+from score_centering.figures.drift_study import DRIFT, draw_drift, drift_table
 from score_centering.figures.fault_study import check_table, draw_faults, fault_table
 from score_centering.figures.sweep_study import heat_map, sweep_table
 
@@ -55,13 +55,6 @@ def runs(synthetic, folder, cells):
             moved.parent.mkdir(parents=True)
             found.append(run.rename(moved))
     return found
-
-
-def test_growth_exponents_tell_a_drift_from_a_random_walk():
-    rows = drift_rows()
-    assert growth_exponent(rows, "frozen", "none") == pytest.approx(1.0)
-    assert growth_exponent(rows, "frozen", "exact") == pytest.approx(0.5)
-    assert growth_exponent(rows, "frozen", "k8", "distance_to_exact") == pytest.approx(1.0)
 
 
 def test_tables_keep_the_order_and_name_their_cells(synthetic, tmp_path):

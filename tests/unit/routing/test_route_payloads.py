@@ -11,7 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from score_centering.routing import RoutedRow, decode_routes
+from loading import load
+
+_routes = load("../benchmarks/_routes.py")
+RoutedRow, decode_routes = _routes.RoutedRow, _routes.decode_routes
 
 SIZES = {"prompt_length": 4, "response_length": 6, "layers": 2, "top_k": 3, "experts": 256}
 

@@ -87,11 +87,15 @@ OPEN = (
 
 def _overlay(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8_config: Path | None) -> dict[str, Any]:
     data, actor, rollout = stage.data, stage.actor_rollout_ref.actor, stage.actor_rollout_ref.rollout
+    greedy = rollout.val_kwargs
     cuda = stage.runtime.device == "cuda"
     ranks = stage.trainer.nnodes * stage.trainer.n_gpus_per_node
     longest = data.max_prompt_length + data.max_response_length
     return {
-        "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": stage.algorithm.normalise == "std"},
+        "algorithm": {
+            "adv_estimator": stage.algorithm.adv_estimator,
+            "norm_adv_by_std_in_grpo": stage.algorithm.normalise == "std",
+        },
         "data": {
             "train_batch_size": data.train_batch_size,
             "val_batch_size": data.val_batch_size,
@@ -156,7 +160,7 @@ def _overlay(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8_co
                     "default_agent_loop": AGENT_LOOP,
                     "agent_loop_manager_class": AGENT_LOOP_MANAGER,
                 },
-                "val_kwargs": {"temperature": 0, "do_sample": False, "n": 1},
+                "val_kwargs": {"temperature": 0, "do_sample": greedy.do_sample, "n": greedy.n},
             },
         },
         "reward": {"num_workers": 0},

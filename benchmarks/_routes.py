@@ -1,4 +1,4 @@
-"""vLLM's routes, decoded into one tensor.
+"""vLLM's routes, decoded into one tensor: the way that `routing.py` measures. No program asks vLLM for routes.
 
 vLLM returns the expert choices of a rollout as base64 of `np.save` bytes: (tokens − 1, layers, top-k) uint8 or uint16,
 the tokens being prompt and response. Each payload is decoded alone and copied straight into its place, so no more than
