@@ -16,8 +16,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from score_centering.reward.answers import MAX_ANSWER_CHARS, final_answer, literals_equal, one_spelling
+from score_centering.reward.answers import MAX_ANSWER_CHARS, final_answer
+from score_centering.reward.literals import literals_equal
 from score_centering.reward.plain import is_plain_math
+from score_centering.reward.spelling import one_spelling
 
 START_TIMEOUT_S = 300.0
 # A stop signal to the whole process group or job is the trainer's to answer: it still needs its scores.

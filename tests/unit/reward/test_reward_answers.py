@@ -5,7 +5,9 @@ import time
 import pytest
 
 from score_centering.reward import final_answer
-from score_centering.reward.answers import MAX_ANSWER_CHARS, literals_equal, one_spelling
+from score_centering.reward.answers import MAX_ANSWER_CHARS
+from score_centering.reward.literals import literals_equal
+from score_centering.reward.spelling import one_spelling
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,22 @@ def test_a_response_without_a_closed_last_box_after_the_thinking_has_no_answer(r
 
 
 @pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"\boxed{5}", None),
+        (r"I think \boxed{5}, or \boxed{6}.", None),
+        (r"I think \boxed{5}</think>", None),
+        (r"I think \boxed{5}</think> It is \boxed{6}.", "6"),
+        (r"</think>\boxed{6}", "6"),
+        (r"</think>\boxed{6}<think>\boxed{7}", None),
+        (r"<think>\boxed{5}", None),
+    ],
+)
+def test_a_box_in_the_thinking_that_the_prompt_opened_is_no_answer(response, answer):
+    assert final_answer(response, thinking=True) == answer
+
+
+@pytest.mark.parametrize(
     ("text", "spelled"),
     [
         ("−5", "-5"),
@@ -77,6 +95,10 @@ def test_a_response_without_a_closed_last_box_after_the_thinking_has_no_answer(r
         (r"0.1\overline{6}", r"\frac{1}{6}"),
         (r"0.\overline{9}", "1"),
         ("½", r"\frac{1}{2}"),
+        ("√2", r"\sqrt{2}"),
+        ("√(x+1)", r"\sqrt{x+1}"),
+        (r"\dfrac12", r"\frac{1}{2}"),
+        (r"\left(1,2\right)", "(1,2)"),
         ("5\u200b", "5"),
     ],
 )
@@ -139,8 +161,22 @@ def test_a_response_of_1_mb_takes_well_under_a_deadline(response):
         ("0.50", r"\frac{1}{2}", True),
         ("1/2", r"\frac{2}{4}", True),
         ("0.3", r"\frac{1}{3}", False),
-        ("0.33333333", r"\frac{1}{3}", None),
-        ("8/2", "4", None),
+        ("0.33333333", r"\frac{1}{3}", True),
+        ("0.33333334", r"\frac{1}{3}", True),
+        ("0.33333335", r"\frac{1}{3}", False),
+        ("0.333333", r"\frac{1}{3}", True),
+        ("0.33333", r"\frac{1}{3}", False),
+        ("0.33333333", "0.33333334", False),
+        ("8/2", "4", False),
+        ("3/4", "6/8", True),
+        (r"3\frac{1}{2}", "3.5", True),
+        (r"-(\frac{1}{2})", r"\frac{-1}{2}", True),
+        ("1.6e-19", r"1.6\times 10^{-19}", None),
+        (r"1.6\times 10^{-19}", r"9.1\times 10^{-31}", False),
+        (r"10^{20}", "1" + "0" * 20, True),
+        ("10, 100", "10,100", None),
+        ("(1,234)", "1234", None),
+        ("2 3", "23", None),
         ("1/0", "1", None),
         ("5 cm", "5", None),
         ("", "5", None),
