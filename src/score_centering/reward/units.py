@@ -178,9 +178,7 @@ def _is_plain(word: str, before: str) -> bool:
 
 
 def _currency(text: str) -> tuple[Unit, str]:
-    match = re.match(
-        r"(-?) ?(\\\$|\$|€|£|\\pounds(?![a-z])|(?:\\text\{ ?)?Rs\.? ?\}?(?![a-z])) ?(?=[-0-9.\\])", text
-    )
+    match = re.match(r"(-?) ?(\\\$|\$|€|£|\\pounds(?![a-z])|(?:\\text\{ ?)?Rs\.? ?\}?(?![a-z])) ?(?=[-0-9.\\])", text)
     if match is None:
         return (), text
     return ((CURRENCIES.get(match[2], "rupee"), 1),), match[1] + text[match.end() :].strip()
