@@ -6,13 +6,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from score_centering.diagnosis.columns import STEP_NAMES, Choice, choose, framework
 from score_centering.diagnosis.events import read_events
@@ -53,6 +54,7 @@ class Log:
     choices: dict[str, Choice] = field(default_factory=dict)
     framework: str = "unknown"
     unused: tuple[str, ...] = ()
+    corrections: str = "unknown"  # what the objective does about the mismatch, where the run's settings tell
 
     def get(self, quantity: str) -> Series | None:
         return self.series.get(quantity)
@@ -70,6 +72,7 @@ class Log:
             self.choices,
             self.framework,
             self.unused,
+            self.corrections,
         )
 
 
@@ -89,7 +92,32 @@ def read(path: str | Path, overrides: Mapping[str, str] | None = None) -> list[L
     runs = {run: columns for run, columns in runs.items() if any(columns.values())}
     if not runs:
         raise UserError(f"{path}: holds no step with a number; see --help for the formats that are read")
-    return [make_log(f"{path}: {run}" if run else str(path), columns, overrides) for run, columns in runs.items()]
+    logs = [make_log(f"{path}: {run}" if run else str(path), columns, overrides) for run, columns in runs.items()]
+    return [replace(log, corrections=_settings(path)) for log in logs]
+
+
+def _settings(path: Path) -> str:
+    """Corrections of one of our runs: from state/identity.json or config.yaml of its folder."""
+    folder = path if path.is_dir() else path.parent
+    if not any((folder / name).is_file() for name in ("metrics.parquet", "state/steps.log")):
+        return "unknown"  # another framework's folder
+    for file in (folder / "state" / "identity.json", folder / "config.yaml"):
+        if file.is_file():
+            text = file.read_text(encoding="utf-8")
+            try:
+                content = json.loads(text)["config"] if file.suffix == ".json" else yaml.safe_load(text)
+            except (ValueError, KeyError, yaml.YAMLError):
+                raise UserError(f"{file}: not the settings of a run; move it away to diagnose without it") from None
+            chosen = content.get("score_centering") if isinstance(content, dict) else None
+            if isinstance(chosen, dict) and "centering" in chosen:
+                weighted = chosen.get("is_mode", "none") not in ("none", None)
+                return {
+                    (True, True): "both",
+                    (True, False): "centering",
+                    (False, True): "weights",
+                    (False, False): "none",
+                }[bool(chosen["centering"]), weighted]
+    return "unknown"
 
 
 def make_log(name: str, columns: Columns, overrides: Mapping[str, str] | None = None) -> Log:

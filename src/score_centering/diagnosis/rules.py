@@ -261,20 +261,13 @@ def _cannot_tell(log: Log, evidence: list[str], measures: dict[str, float]) -> D
 
 
 def _corrections(log: Log) -> str:
-    """What the log's own columns show of the objective: the mass of a centering, and weights that are not all 1."""
-    centred = _any_above(log.get("correction"), 0.0)
-    weights = log.get("weight_mean")
+    """As the run's own settings tell, else what the columns show: weights that are not all 1, or mask tokens."""
+    if log.corrections != "unknown":
+        return log.corrections
+    weights, masked = log.get("weight_mean"), log.get("masked_share")
     weighted = weights is not None and bool(np.any(np.abs(finite(weights).values - 1) > 1e-9))
-    weighted = weighted or _any_above(log.get("masked_share"), 0.0)
-    if centred and weighted:
-        return "both"
-    if centred or weighted:
-        return "centering" if centred else "weights"
-    return "unknown"
-
-
-def _any_above(series: Series | None, bound: float) -> bool:
-    return series is not None and bool(np.any(finite(series).values > bound))
+    weighted = weighted or (masked is not None and bool(np.any(finite(masked).values > 0)))
+    return "weights" if weighted else "unknown"
 
 
 def _sampler_broken(log: Log, path: Course) -> tuple[float, str] | None:

@@ -71,6 +71,26 @@ def test_our_run_folder_running_and_finished(tmp_path):
     assert finished.series["reward"].values.tolist() == [0.25, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("chosen", "corrections"),
+    [
+        ({"centering": True, "is_mode": "tis"}, "both"),
+        ({"centering": True, "is_mode": "none"}, "centering"),
+        ({"centering": False, "is_mode": "mis"}, "weights"),
+        ({"centering": False, "is_mode": "none"}, "none"),
+    ],
+)
+def test_our_settings_tell_the_corrections(tmp_path, chosen, corrections):
+    pq.write_table(pa.table({"step": [1, 2], "reward_mean": [0.25, 0.5]}), tmp_path / "metrics.parquet")
+    assert read(tmp_path)[0].corrections == "unknown"
+    (tmp_path / "config.yaml").write_text(json.dumps({"score_centering": chosen}))  # JSON is YAML
+    assert read(tmp_path)[0].corrections == read(tmp_path / "metrics.parquet")[0].corrections == corrections
+    (tmp_path / "config.yaml").unlink()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "identity.json").write_text(json.dumps({"config": {"score_centering": chosen}}))
+    assert read(tmp_path)[0].corrections == corrections
+
+
 def test_a_table_of_runs_gives_one_log_each(tmp_path):
     rows = {"arm": ["sc", "sc", "grpo"], "seed": [0, 0, 0], "step": [1, 2, 1], "reward_mean": [0.1, 0.2, 0.3]}
     pq.write_table(pa.table(rows), tmp_path / "runs.parquet")
@@ -154,6 +174,13 @@ def test_bad_logs_in_one_line(tmp_path, name, content, overrides, message):
     with pytest.raises(UserError, match=message) as error:
         read(tmp_path / name, overrides)
     assert "\n" not in str(error.value)
+
+
+def test_damaged_settings_in_one_line(tmp_path):
+    pq.write_table(pa.table({"step": [1, 2], "reward_mean": [0.25, 0.5]}), tmp_path / "metrics.parquet")
+    (tmp_path / "config.yaml").write_text("a: [")
+    with pytest.raises(UserError, match=r"config\.yaml: not the settings of a run"):
+        read(tmp_path)
 
 
 def test_missing_logs(tmp_path):

@@ -80,9 +80,10 @@ def test_cannot_tell_names_what_to_log():
     assert not any(line.startswith("Log reward") for line in advice)
 
 
-def test_the_log_itself_shows_a_centred_objective():
-    found = diagnose(log_from(reward=ALIVE, k3_kl=0.1, length=LONG, correction=0.4))
-    assert found.verdict == "harmless" and "centering" in found.evidence[0]
+def test_the_log_itself_shows_weights():
+    """K3 × length is 0.2: too much for an objective that does nothing, little enough for one that weighs its tokens."""
+    shown = [diagnose(log_from(reward=ALIVE, k3_kl=0.01, length=LONG, weight_mean=mean)) for mean in (1.0, 0.98)]
+    assert [found.verdict for found in shown] == ["cannot_tell", "harmless"]
 
 
 def test_k3_is_estimated_from_the_gap_where_it_is_missing():
