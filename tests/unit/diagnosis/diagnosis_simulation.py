@@ -66,7 +66,7 @@ def batch(
     return tokens, entropy
 
 
-def log_of(steps: int = 20, **fault) -> Log:
+def log_of(steps: int = 10, **fault) -> Log:
     """The log that a framework would write of `steps` such batches."""
     columns: dict[str, list[float]] = {}
     for step in range(steps):

@@ -51,9 +51,9 @@ def test_lost_tokens_are_seen_in_the_rollouts():
 
 @pytest.mark.parametrize("settings", HONEST.values(), ids=HONEST)
 def test_an_honest_mismatch_has_none(settings):
-    """Whatever the size of the mismatch: 5 seeds each would show a rule that fires by chance."""
-    assert signatures(log_of(40, **settings)) == []
-    assert [token_signatures(batch(seed, 200, **settings)[0]) for seed in range(5)] == [[]] * 5
+    """Whatever the size of the mismatch: several seeds each would show a rule that fires by chance."""
+    assert signatures(log_of(20, **settings)) == []
+    assert [token_signatures(batch(seed, 200, **settings)[0]) for seed in range(3)] == [[]] * 3
 
 
 @pytest.mark.parametrize("scale", [0.5, 0.7, 1.4])
