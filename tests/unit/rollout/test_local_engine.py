@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
 
 from score_centering.precision import requantise
 from score_centering.rollout import LocalEngine, Rollout, Sampling, validate_all
@@ -50,6 +57,11 @@ LLAMA = LlamaConfig(
     initializer_range=0.15,
     tie_word_embeddings=False,
 )
+QWEN3 = Qwen3Config(
+    **{key: LLAMA.to_dict()[key] for key in LLAMA.to_diff_dict() if key != "model_type"} | {"head_dim": 32}
+)
+    **{key: LLAMA.to_dict()[key] for key in LLAMA.to_diff_dict() if key != "model_type"} | {"head_dim": 32}
+)
 W8A8 = {
     "quantization_config": {
         "config_groups": {"group_0": {"targets": ["Linear"]}},
@@ -65,9 +77,14 @@ BF16 = {"quantization": None, "w8a8_config": None, "kv_cache": "auto"}
 
 @functools.cache
 def reference(model_type: str) -> torch.nn.Module:
-    config = {"llama": LLAMA, "qwen3_5_text": QWEN, "qwen3_5_moe_text": MOE}[model_type]
+    config = {"llama": LLAMA, "qwen3": QWEN3, "qwen3_5_text": QWEN, "qwen3_5_moe_text": MOE}[model_type]
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    if config is QWEN3:  # each head's norms differ from 1 and from each other
+        for name, parameter in model.named_parameters():
+            if name.endswith(("q_norm.weight", "k_norm.weight")):
+                torch.nn.init.normal_(parameter, 1.0, 0.3)
+    return model
 
 
 def weights_of(config: PreTrainedConfig, listed: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -93,8 +110,8 @@ def assert_same(first: Sequence[Rollout], second: Sequence[Rollout]) -> None:
 
 @pytest.mark.parametrize(
     ("config", "mode"),
-    [(QWEN, LOW), (QWEN, BF16), (LLAMA, LOW), (LLAMA, BF16), (MOE, LOW)],
-    ids=["qwen3.5-low", "qwen3.5-bf16", "llama-low", "llama-bf16", "mixture-low"],
+    [(QWEN, LOW), (QWEN, BF16), (LLAMA, LOW), (LLAMA, BF16), (QWEN3, LOW), (MOE, LOW)],
+    ids=["qwen3.5-low", "qwen3.5-bf16", "llama-low", "llama-bf16", "qwen3-low", "mixture-low"],
 )
 def test_a_rollout_does_not_depend_on_what_shares_its_batch(config, mode):
     engine = make(config, mode)
@@ -118,7 +135,7 @@ def test_a_seed_gives_every_rollout_its_own_stream():
     assert len({tuple(r.token_ids.tolist()) for r in first + other}) == 8
 
 
-@pytest.mark.parametrize("config", [QWEN, MOE, LLAMA], ids=["qwen3.5", "qwen3.5-moe", "llama"])
+@pytest.mark.parametrize("config", [QWEN, MOE, LLAMA, QWEN3], ids=["qwen3.5", "qwen3.5-moe", "llama", "qwen3"])
 def test_log_probs_are_those_of_transformers(config):
     """The engine errs as transformers' own BF16 forward does against FP32; a wrong position or mask errs by nats."""
     rollouts = make(config, BF16).generate(PROMPTS, 1, SAMPLING, seed=3, top_logprobs=300)
@@ -275,6 +292,9 @@ def test_engines_that_are_refused():
     size = {"max_batch": 4, "max_prompt_length": 24, "max_response_length": 12}
     with pytest.raises(UserError, match="needs a w8a8_config"):
         LocalEngine(QWEN, **{**LOW, "w8a8_config": None}, **size)
+    mixed = Qwen3Config(**{**QWEN3.to_dict(), "layer_types": ["sliding_attention", "full_attention"]})
+    with pytest.raises(UserError, match="layer type 'sliding_attention', allowed are full_attention"):
+        LocalEngine(mixed, **BF16, **size)
     with pytest.raises(UserError, match="mlp_bias is True"):
         LocalEngine(LlamaConfig(**{**LLAMA.to_dict(), "mlp_bias": True}), **BF16, **size)
     with pytest.raises(ValueError, match="powers of two"):

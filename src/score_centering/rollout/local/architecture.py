@@ -1,21 +1,17 @@
 """What the local engine needs to know of a model: sizes, layer kinds, rotary tables, parameter names and shapes."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
 from score_centering.settings import UserError
-
-SUPPORTED = {
-    "llama": LlamaRotaryEmbedding,
-    "qwen3_5_text": Qwen3_5TextRotaryEmbedding,
-    "qwen3_5_moe_text": Qwen3_5TextRotaryEmbedding,
-}
 
 
 @dataclass(frozen=True)
@@ -50,10 +46,61 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Architecture:
-    """A decoder-only model: Llama, or the hybrid text model of Qwen3.5, dense or a mixture of experts."""
+class Family:
+    """What the models of one `model_type` compute beyond Llama's.
 
-    family: Literal["llama", "qwen3_5_text", "qwen3_5_moe_text"]
+    rotary: transformers' own class.  position_axes: rows of positions it takes; 3 are time, height and width, which are
+    one for text.  qk_norm: q and k are normalised head by head.  output_gate: q_proj also makes a gate of the
+    attention's output.  norm_offset: norm weights are stored as w − norm_offset.  required: further keys of the config
+    and the one value that is computed.  linear, experts: sizes of what only some families have.
+    """
+
+    rotary: type[torch.nn.Module]
+    position_axes: int = 1
+    qk_norm: bool = False
+    output_gate: bool = False
+    norm_offset: int = 0
+    required: Mapping[str, Any] = field(default_factory=dict)
+    linear: Callable[[PreTrainedConfig], LinearAttention] | None = None
+    experts: Callable[[PreTrainedConfig], Experts] | None = None
+
+
+def _linear_attention(config: PreTrainedConfig) -> LinearAttention:
+    return LinearAttention(
+        key_heads=config.linear_num_key_heads,
+        value_heads=config.linear_num_value_heads,
+        key_size=config.linear_key_head_dim,
+        value_size=config.linear_value_head_dim,
+        conv_width=config.linear_conv_kernel_dim,
+    )
+
+
+def _experts(config: PreTrainedConfig) -> Experts:
+    return Experts(count=config.num_experts, top_k=config.num_experts_per_tok)
+
+
+QWEN3_5 = Family(
+    Qwen3_5TextRotaryEmbedding,
+    position_axes=3,
+    qk_norm=True,
+    output_gate=True,
+    norm_offset=1,
+    linear=_linear_attention,
+)
+FAMILIES = {
+    "llama": Family(LlamaRotaryEmbedding, required={"mlp_bias": False}),
+    "qwen3": Family(Qwen3RotaryEmbedding, qk_norm=True),
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": replace(QWEN3_5, experts=_experts),
+}
+LAYER_KINDS = ("full_attention", "linear_attention")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder-only model of one of `FAMILIES`."""
+
+    family: Family
     hidden_size: int
     vocab_size: int
     layer_kinds: tuple[Literal["full_attention", "linear_attention"], ...]
@@ -64,56 +111,42 @@ class Architecture:
     linear: LinearAttention | None
     experts: Experts | None
 
-    @property
-    def gated(self) -> bool:
-        """Qwen3.5: attention has an output gate, q and k are normalised, norm weights are stored as w − 1."""
-        return self.family != "llama"
-
 
 def read_architecture(config: PreTrainedConfig) -> Architecture:
     """The parts of a transformers config that the engine computes with; refuses what it would compute wrongly."""
-    if config.model_type not in SUPPORTED:
-        raise UserError(f"local engine: model_type {config.model_type!r}, allowed are {sorted(SUPPORTED)}")
-    required = {"hidden_act": "silu", "attention_bias": False}
-    if config.model_type == "llama":
-        required["mlp_bias"] = False
-    for field, allowed in required.items():
-        if getattr(config, field) != allowed:
-            raise UserError(f"local engine: {field} is {getattr(config, field)!r}, allowed is {allowed!r}")
+    if config.model_type not in FAMILIES:
+        raise UserError(f"local engine: model_type {config.model_type!r}, allowed are {sorted(FAMILIES)}")
+    family = FAMILIES[config.model_type]
+    for name, allowed in {"hidden_act": "silu", "attention_bias": False, **family.required}.items():
+        if getattr(config, name) != allowed:
+            raise UserError(f"local engine: {name} is {getattr(config, name)!r}, allowed is {allowed!r}")
     if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
         raise UserError(f"local engine: rope_type {config.rope_parameters['rope_type']!r} changes with the length")
-    hybrid = config.model_type != "llama"
+    kinds = tuple(config.to_dict().get("layer_types") or ("full_attention",) * config.num_hidden_layers)
+    known = LAYER_KINDS if family.linear else LAYER_KINDS[:1]
+    if unknown := set(kinds) - set(known):
+        raise UserError(f"local engine: layer type {min(unknown)!r}, allowed are {', '.join(known)}")
     return Architecture(
-        family=config.model_type,
+        family=family,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
-        layer_kinds=tuple(config.layer_types) if hybrid else ("full_attention",) * config.num_hidden_layers,
+        layer_kinds=kinds,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_size=config.head_dim or config.hidden_size // config.num_attention_heads,
         norm_eps=config.rms_norm_eps,
-        linear=LinearAttention(
-            key_heads=config.linear_num_key_heads,
-            value_heads=config.linear_num_value_heads,
-            key_size=config.linear_key_head_dim,
-            value_size=config.linear_value_head_dim,
-            conv_width=config.linear_conv_kernel_dim,
-        )
-        if hybrid
-        else None,
-        experts=Experts(count=config.num_experts, top_k=config.num_experts_per_tok)
-        if config.model_type == "qwen3_5_moe_text"
-        else None,
+        linear=family.linear and family.linear(config),
+        experts=family.experts and family.experts(config),
     )
 
 
 def rotary_table(config: PreTrainedConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin (positions, rotary dims) in BF16, as transformers' own module computes them."""
-    rotary = SUPPORTED[config.model_type](config)
+    family = FAMILIES[config.model_type]
     index = torch.arange(positions)[None]
-    if config.model_type != "llama":
-        index = index.expand(3, 1, -1)  # time, height and width are one for text
-    cos, sin = rotary(torch.empty(0, dtype=torch.bfloat16), index)
+    if family.position_axes > 1:
+        index = index.expand(family.position_axes, 1, -1)
+    cos, sin = family.rotary(config)(torch.empty(0, dtype=torch.bfloat16), index)
     return cos[0].to(device), sin[0].to(device)
 
 

@@ -52,7 +52,7 @@ class Projection:
 class AttentionWeights:
     qkv: Projection
     out: Projection
-    qk_norm: Tensor | None  # (heads + KV heads, D) float32: 1 + w for each query and key head, Qwen3.5 only
+    qk_norm: Tensor | None  # (heads + KV heads, D): the norm's weight for each query and key head
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Weights:
         self._listed = set(listed)
         self._targets: dict[str, Tensor] = {}  # checkpoint name → where its bytes go
         self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []  # computed from targets after every fill
-        self._gated = architecture.gated
+        self._family = architecture.family
         self._matrix_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.embedding = self._matrix(["model.embed_tokens"]).weight
         tied = "lm_head.weight" not in self._shapes
@@ -123,7 +123,8 @@ class Weights:
 
     def _norm(self, name: str) -> Tensor:
         stored = self._vector(name)
-        return self._derive(lambda: 1 + stored.float()) if self._gated else stored
+        offset = self._family.norm_offset
+        return self._derive(lambda: offset + stored.float()) if offset else stored
 
     def _matrix(self, names: Sequence[str]) -> Int8Matrix | Bf16Matrix:
         """One matrix for linears that are all listed or all not listed."""
@@ -183,7 +184,7 @@ class Weights:
 
     def _attention(self, architecture: Architecture, prefix: str) -> AttentionWeights:
         qk_norm = None
-        if self._gated:
+        if self._family.qk_norm:
             q_norm, k_norm = self._norm(f"{prefix}.q_norm.weight"), self._norm(f"{prefix}.k_norm.weight")
             qk_norm = self._derive(
                 lambda: torch.cat([q_norm.expand(architecture.heads, -1), k_norm.expand(architecture.kv_heads, -1)])

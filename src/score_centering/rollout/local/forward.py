@@ -106,18 +106,19 @@ def _attention(
 ) -> Tensor:
     heads, kv_heads, size = architecture.heads, architecture.kv_heads, architecture.head_size
     batch, length = step.positions.shape
-    query_features = heads * size * (2 if architecture.gated else 1)
+    gated = architecture.family.output_gate
+    query_features = heads * size * (2 if gated else 1)
     query, key, value = weights.qkv(h).split([query_features, kv_heads * size, kv_heads * size], dim=-1)
-    if architecture.gated:
+    if gated:
         query, gate = query.view(-1, heads, 2 * size).chunk(2, dim=-1)
     query_key = torch.cat([query.reshape(-1, heads, size), key.reshape(-1, kv_heads, size)], dim=1)
-    if architecture.gated:
+    if weights.qk_norm is not None:
         query_key = rms_norm(query_key, weights.qk_norm, architecture.norm_eps)
     query_key = rotate_positions(query_key.view(batch, length, heads + kv_heads, size), step.cos, step.sin)
     new = torch.cat([query_key, value.reshape(batch, length, kv_heads, size)], dim=2).transpose(1, 2)
     out = attend(new, heads, state.kv, step, layer)  # (B, H, C, D)
     out = out.transpose(1, 2).reshape(-1, heads * size)
-    if architecture.gated:
+    if gated:
         out = out * torch.sigmoid(gate.reshape(-1, heads * size))
     return weights.out(out)
 
