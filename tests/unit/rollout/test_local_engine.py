@@ -60,8 +60,6 @@ LLAMA = LlamaConfig(
 QWEN3 = Qwen3Config(
     **{key: LLAMA.to_dict()[key] for key in LLAMA.to_diff_dict() if key != "model_type"} | {"head_dim": 32}
 )
-    **{key: LLAMA.to_dict()[key] for key in LLAMA.to_diff_dict() if key != "model_type"} | {"head_dim": 32}
-)
 W8A8 = {
     "quantization_config": {
         "config_groups": {"group_0": {"targets": ["Linear"]}},
