@@ -6,7 +6,7 @@ By hand:  python workflow/scripts/diagnose.py results/tiny/runs/grpo/seed0
 LOG is our run folder (or metrics.parquet); verl's file log (.jsonl) or console output; trainer_state.json of TRL, or a
 folder that holds one; metrics.jsonl or console output of prime-rl; console output of SkyRL, slime and miles;
 metrics.json of NeMo-RL; a W&B history exported as CSV or parquet; TensorBoard event files or their folder; any table
-with a step. A table of several runs gives one verdict each. docs/mismatch.md tells the rules.
+with a step. An experiment or a table of several runs gives one verdict each. docs/mismatch.md tells the rules.
 """
 
 import argparse

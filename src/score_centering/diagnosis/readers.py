@@ -77,7 +77,7 @@ class Log:
 
 
 def read(path: str | Path, overrides: Mapping[str, str] | None = None) -> list[Log]:
-    """The runs of a log: one for a file or the folder of a run; a table of several runs gives one each.
+    """The runs of a log: one for a file or the folder of a run; an experiment or a table of several gives one each.
 
     Args:
         overrides: quantity to the column that it is to be read from; the others are chosen by the known names.
@@ -88,12 +88,25 @@ def read(path: str | Path, overrides: Mapping[str, str] | None = None) -> list[L
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
+    if path.is_dir() and (inner := _runs_below(path)):
+        return [log for folder in inner for log in read(folder, overrides)]
     runs = {"": _folder(path)} if path.is_dir() else _file(path)
     runs = {run: columns for run, columns in runs.items() if any(columns.values())}
     if not runs:
         raise UserError(f"{path}: holds no step with a number; see --help for the formats that are read")
     logs = [make_log(f"{path}: {run}" if run else str(path), columns, overrides) for run, columns in runs.items()]
     return [replace(log, corrections=_settings(path)) for log in logs]
+
+
+def _runs_below(path: Path) -> list[Path]:
+    """The runs of one of our experiments; the folders of TensorBoard files, where there are several: each is a run."""
+    ours = [
+        folder
+        for folder in sorted(path.glob("runs/*/seed*"))
+        if (folder / "metrics.parquet").is_file() or (folder / "state" / "steps.log").is_file()
+    ]
+    events = sorted({file.parent for file in path.glob("**/events.out.tfevents*")})
+    return ours or (events if len(events) > 1 else [])
 
 
 def _settings(path: Path) -> str:

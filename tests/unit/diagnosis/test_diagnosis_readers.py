@@ -176,6 +176,25 @@ def test_bad_logs_in_one_line(tmp_path, name, content, overrides, message):
     assert "\n" not in str(error.value)
 
 
+def test_each_run_of_an_experiment(tmp_path):
+    for arm in ("grpo", "sc"):
+        run = tmp_path / "runs" / arm / "seed0"
+        run.mkdir(parents=True)
+        pq.write_table(pa.table({"step": [1, 2], "reward_mean": [0.25, 0.5]}), run / "metrics.parquet")
+        (run / "config.yaml").write_text(json.dumps({"score_centering": {"centering": arm == "sc"}}))
+    logs = read(tmp_path)
+    assert [(Path(log.name).parent.name, log.corrections) for log in logs] == [("grpo", "none"), ("sc", "centering")]
+
+
+def test_each_folder_of_events_is_a_run(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        value = b"\x0a\x06reward" + b"\x15" + struct.pack("<f", 1.5)
+        event = b"\x10\x05\x2a" + bytes([len(value) + 2]) + b"\x0a" + bytes([len(value)]) + value
+        (tmp_path / name / "events.out.tfevents.1").write_bytes(record(event))
+    assert [Path(log.name).name for log in read(tmp_path)] == ["a", "b"]
+
+
 def test_damaged_settings_in_one_line(tmp_path):
     pq.write_table(pa.table({"step": [1, 2], "reward_mean": [0.25, 0.5]}), tmp_path / "metrics.parquet")
     (tmp_path / "config.yaml").write_text("a: [")
