@@ -19,17 +19,6 @@ INK, MARK = "#4d4d4d", "#c1272d"
 ROW = 0.85  # inches
 
 
-def order(log: Log) -> str:
-    """ "truncated first (step 40), k3_kl after (52), reward (60)"; "" where nothing changes."""
-    found = changes(log)
-    if not found:
-        return ""
-    first, *rest = found
-    parts = [f"{first.quantity} first (step {first.step})"]
-    parts += [f"{change.quantity} {'after ' if index == 0 else ''}({change.step})" for index, change in enumerate(rest)]
-    return ", ".join(parts)
-
-
 def timeline(log: Log) -> Figure:
     """One panel a quantity that is logged, over the same steps; a numbered line where it changes."""
     shown = [name for name in WATCHED if name in log.series]
