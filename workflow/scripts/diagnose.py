@@ -15,8 +15,8 @@ from pathlib import Path
 
 from score_centering.diagnosis.columns import QUANTITIES
 from score_centering.diagnosis.readers import Log, read
-from score_centering.diagnosis.rules import CORRECTIONS, diagnose
 from score_centering.diagnosis.tokens import read_tokens
+from score_centering.diagnosis.verdicts import CORRECTIONS, diagnose
 from score_centering.diagnosis.wording import as_json, as_text, with_tokens
 from score_centering.settings import UserError, run_main
 

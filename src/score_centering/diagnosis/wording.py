@@ -5,7 +5,6 @@ from typing import Any
 
 from score_centering.diagnosis.changes import changes
 from score_centering.diagnosis.readers import Log
-from score_centering.diagnosis.rules import Diagnosis
 from score_centering.diagnosis.tokens import (
     Tokens,
     by_bin,
@@ -14,6 +13,7 @@ from score_centering.diagnosis.tokens import (
     rule_effects,
     token_signatures,
 )
+from score_centering.diagnosis.verdicts import Diagnosis
 
 
 def with_tokens(diagnosis: Diagnosis, tokens: Tokens) -> Diagnosis:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from loading import load
 from score_centering.diagnosis.changes import change, changes, course
 from score_centering.diagnosis.readers import Series
-from score_centering.diagnosis.rules import VERDICTS, diagnose
+from score_centering.diagnosis.verdicts import VERDICTS, diagnose
 
 log_from = load("unit/diagnosis/diagnosis_simulation.py").log_from
 
