@@ -11,6 +11,11 @@ def test_sweep_trains_its_grid_and_needs_no_gate(fresh):
     }  # fmt: skip
 
 
+def test_stale_trains_its_grid(fresh):
+    jobs = fresh.jobs("stale")
+    assert (jobs["study_run"], jobs["study_settings"], jobs["stale"]) == (24, 24, 1)
+
+
 def test_faults_check_the_engine_and_train_the_arms(fresh):
     jobs = fresh.jobs("faults")
     assert (jobs["fault_check"], jobs["study_run"], jobs["faults"]) == (1, 8, 1)

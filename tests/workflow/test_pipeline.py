@@ -109,10 +109,10 @@ def test_another_project_on_other_cores_ends_in_the_same_bytes(project, tmp_path
 
 @pytest.mark.timeout(900)
 def test_the_studies_end_in_their_tables_and_figures(project):
-    snakemake(project, "drift", "faults", "sweep")
+    snakemake(project, "drift", "faults", "sweep", "stale")
     results = project / "results/test"
     drawn = {file.relative_to(results).as_posix() for file in results.glob("*/*.png")}
-    assert {"drift/drift.png", "faults/faults.png", "sweep/sweep.png"} <= drawn
+    assert {"drift/drift.png", "faults/faults.png", "sweep/sweep.png", "stale/stale.png"} <= drawn
     drift = pq.read_table(results / "drift/drift.parquet").to_pylist()
     assert len(drift) == 2 * 3 * 3  # samplers, variants, steps 0 to 2
     first = [row for row in drift if row["step"] == 1]
@@ -130,6 +130,10 @@ def test_the_studies_end_in_their_tables_and_figures(project):
     assert trained[1]["k3_kl_max"] > trained[0]["k3_kl_max"]
     (noisy,) = pq.read_table(results / "sweep/sweep.parquet").to_pylist()
     assert (noisy["precision"], noisy["arm"], noisy["steps"]) == ("int8_noise", "sc", 2)
+    (stale,) = pq.read_table(results / "stale/stale.parquet").to_pylist()
+    assert (stale["sync_every"], stale["mini_batches"], stale["arm"], stale["steps"]) == (2, 1, "sc_tis", 3)
+    metrics = read_metrics(results / "stale/runs/sync2/sc_tis/seed0/metrics.parquet")
+    assert metrics["sampler_age"].to_pylist() == [0, 1, 0]
     identity = json.loads((results / "sweep/runs/int8_noise/sc/seed0/run.json").read_text())["identity"]
     assert identity["config"]["perturbation"]["weight_noise"] == 0.1
-    assert "Nothing to be done" in snakemake(project, "drift", "faults", "sweep")
+    assert "Nothing to be done" in snakemake(project, "drift", "faults", "sweep", "stale")

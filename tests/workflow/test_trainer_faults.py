@@ -234,6 +234,21 @@ def test_a_fault_is_one_line_and_the_same_command_goes_on(project, undisturbed, 
     assert (run_dir / "metrics.parquet").read_bytes() == undisturbed
 
 
+def test_a_stale_sampler_comes_back_with_the_checkpoint_that_lies_between_two_syncs(project, run_dir):
+    """The fault is in step 3: the checkpoint is of step 2, the sampler's weights are those of the start."""
+    stale = ("trainer.sync_every=3", "trainer.total_training_steps=5")
+    ended = project.train(run_dir.with_name("whole"), *stale)
+    assert ended.code == 0, ended.stderr
+    assert project.train(run_dir, *stale, hook=faulty(*LOSS, nan_loss)).code == 2
+    (manifest,) = (run_dir / "state/checkpoints").glob("*/checkpoint.json")
+    assert json.loads(manifest.read_text())["scalars"]["sampler_step"] == 0
+    again = project.train(run_dir, *stale)
+    assert again.code == 0 and "resuming after step 2" in again.stderr, again.stderr
+    expected = run_dir.with_name("whole") / "metrics.parquet"
+    assert (run_dir / "metrics.parquet").read_bytes() == expected.read_bytes()
+    assert read_metrics(expected)["sampler_age"].to_pylist() == [None, 0, 1, 2, 0, 1]
+
+
 @pytest.mark.parametrize("change", [nan_loss, infinite_gradient])
 def test_a_skipped_update_is_counted(project, run_dir, change):
     ended = project.train(run_dir, "trainer.nonfinite=skip", hook=faulty(*LOSS, change))

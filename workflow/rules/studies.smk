@@ -1,7 +1,8 @@
-"""Studies beside the experiment, each a target that `all` does not need: `drift`, `faults`, `sweep`.
+"""Studies beside the experiment, each a target that `all` does not need: `drift`, `faults`, `sweep`,
+`stale`.
 
 Need the manifests of dataset and model and the W8A8 configuration, no gate: the studies leave the range that the gates
-guard. Runs of faults and sweep are training runs as any other, so they resume; their perturbation is part of their
+guard. Runs of faults, sweep and stale are training runs as any other, so they resume; their perturbation is part of their
 identity. Use the GPU where `runtime.device` is cuda.
 """
 
@@ -88,6 +89,30 @@ rule sweep:
     shell:
         """
         exec python workflow/scripts/studies.py sweep \
+            --runs {params.folders:q} \
+            --output {params.stem:q} \
+            &> >(tee {log:q} >&2)
+        """
+
+
+rule stale:
+    input:
+        metrics=study_files("stale", "metrics.parquet"),
+        run=study_files("stale", "run.json"),
+    output:
+        *figure("stale/stale", "Studies", "Stale samplers"),
+        table="<results>/stale/stale.parquet",
+    log:
+        "<results>/logs/stale.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        folders=lambda wildcards, input: [os.path.dirname(path) for path in input.run],
+        stem=lambda wildcards, output: os.path.splitext(output.table)[0],
+    shell:
+        """
+        exec python workflow/scripts/studies.py stale \
             --runs {params.folders:q} \
             --output {params.stem:q} \
             &> >(tee {log:q} >&2)

@@ -1,4 +1,4 @@
-"""Tables and figures of the studies: drift, faults, sweep. Reads parquet alone."""
+"""Tables and figures of the studies: drift, faults, sweep, stale. Reads parquet alone."""
 
 import argparse
 from pathlib import Path
@@ -9,13 +9,14 @@ from score_centering.figures.canvas import drawing, save
 from score_centering.figures.drift_study import draw_drift, drift_table
 from score_centering.figures.fault_study import draw_faults, fault_table
 from score_centering.figures.scan import write_table
-from score_centering.figures.sweep_study import heat_map, sweep_table
+from score_centering.figures.stale_study import draw_stale, stale_table
+from score_centering.figures.sweep_study import draw_sweep, sweep_table
 from score_centering.settings import run_main
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("drift-table", "drift", "faults", "sweep"))
+    parser.add_argument("what", choices=("drift-table", "drift", "faults", "sweep", "stale"))
     parser.add_argument(
         "--measured",
         type=Path,
@@ -23,7 +24,9 @@ def main() -> None:
         metavar="FILE",
         help="drift-table: its runs; drift: the table; faults: checks",
     )
-    parser.add_argument("--runs", type=Path, nargs="+", metavar="DIR", help="faults, sweep: …/<cell>/<arm>/seed<k>")
+    parser.add_argument(
+        "--runs", type=Path, nargs="+", metavar="DIR", help="faults, sweep, stale: …/<cell>/<arm>/seed<k>"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="STEM", help="STEM.png, .svg, .pdf, .parquet")
     arguments = parser.parse_args()
     stem = arguments.output
@@ -32,7 +35,7 @@ def main() -> None:
     elif arguments.what == "drift":
         table = pq.read_table(arguments.measured[0])
     else:
-        table = {"faults": fault_table, "sweep": sweep_table}[arguments.what](arguments.runs)
+        table = {"faults": fault_table, "sweep": sweep_table, "stale": stale_table}[arguments.what](arguments.runs)
     if arguments.what != "drift":
         write_table(table, stem.with_name(f"{stem.name}.parquet"))
     if arguments.what == "drift-table":
@@ -43,7 +46,7 @@ def main() -> None:
         elif arguments.what == "faults":
             figure = draw_faults(pq.read_table(arguments.measured[0]), table)
         else:
-            figure = heat_map(table)
+            figure = {"sweep": draw_sweep, "stale": draw_stale}[arguments.what](table)
         for path in save(figure, stem):
             print(path)
 

@@ -191,6 +191,7 @@ HEADINGS = {
     "response_length_final": "Final length",
     "entropy_final": "Final entropy",
     "val_reward_last": "Validation",
+    "clean_reward_last": "Clean",
 }
 
 

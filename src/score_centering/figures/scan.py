@@ -40,7 +40,7 @@ def read_run(folder: Path, labels: Mapping[str, Any] | None = None) -> dict[str,
 
 def differing_settings(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """For each run, the settings (dotted keys) that are not the same in all of them, from its run.json."""
-    found = differing([read_json(folder / "run.json")["identity"]["config"] for folder in folders])
+    found = differing([run_config(folder) for folder in folders])
     return [{name: found[name][index] for name in sorted(found)} for index in range(len(folders))]
 
 
@@ -81,3 +81,8 @@ def _label(values: Sequence[Any]) -> pa.Array:
     return pa.array(
         [value if value is None or isinstance(value, str) else json.dumps(value) for value in values], pa.string()
     )
+
+
+def run_config(folder: Path) -> dict[str, Any]:
+    """The settings of the run in `folder`, as its run.json has them."""
+    return read_json(folder / "run.json")["identity"]["config"]

@@ -38,6 +38,12 @@ COLUMNS = (
     ("response_length_final", pa.float64(), "tokens", f"mean response length over the last {WINDOW} steps"),
     ("entropy_final", pa.float64(), "nats/token", f"mean entropy of the trainer's policy over the last {WINDOW} steps"),
     ("val_reward_last", pa.float64(), "1", "mean reward of the last greedy validation; null where there was none"),
+    (
+        "clean_reward_last",
+        pa.float64(),
+        "1",
+        "mean reward of the trained weights in BF16 at temperature 1 in the last validation; null where there was none",
+    ),
 )
 SUMMARY = pa.schema(
     [pa.field(name, kind, metadata={"unit": unit, "definition": text}) for name, kind, unit, text in COLUMNS]
@@ -48,6 +54,7 @@ READ = (
     "step",
     "reward_mean",
     "val_reward_mean",
+    "clean_reward_mean",
     "k3_kl",
     "truncated_share",
     "response_length_mean",
@@ -64,7 +71,6 @@ def run_row(metrics: Mapping[str, ArrayLike]) -> dict[str, float | int | None]:
     columns = {name: np.asarray(metrics[name], np.float64) for name in READ}
     measured = ~np.isnan(columns["reward_mean"])
     steps, reward = columns["step"][measured].astype(int), columns["reward_mean"][measured]
-    validation = columns["val_reward_mean"]
     row: dict[str, float | int | None] = dict.fromkeys(OUTCOME)
     row |= {
         "steps": int(columns["step"][-1]),
@@ -74,7 +80,8 @@ def run_row(metrics: Mapping[str, ArrayLike]) -> dict[str, float | int | None]:
         "truncated_share_final": _final(columns["truncated_share"]),
         "response_length_final": _final(columns["response_length_mean"]),
         "entropy_final": _final(columns["entropy"]),
-        "val_reward_last": _number([np.nan, *validation[~np.isnan(validation)]][-1]),
+        "val_reward_last": _last(columns["val_reward_mean"]),
+        "clean_reward_last": _last(columns["clean_reward_mean"]),
     }
     if not reward.size:
         return row
@@ -144,6 +151,10 @@ def display(name: str, value: float | int | str | None) -> str:
 
 def _final(values: np.ndarray) -> float | None:
     return _number(mean_of_measured(values[-WINDOW:]))
+
+
+def _last(values: np.ndarray) -> float | None:
+    return _number([np.nan, *values[~np.isnan(values)]][-1])
 
 
 def _number(value: float) -> float | None:

@@ -140,6 +140,7 @@ class Planner:
         adam = actor.optim.name == "adamw"
         held = {"Python and its libraries" if self.device == "cpu" else "CUDA context": self.process}
         held |= {"weights, BF16": 2 * n, "master weights, FP32": 4 * n, "AdamW, FP32": 8 * n * adam, **engine}
+        held["weights of a stale sampler, BF16"] = 2 * n * (arm.trainer.sync_every > 1)
         if arm.trainer.clean_reward and arm.trainer.test_freq > 0:
             held["engine of the clean reward"] = self._clean_engine(arm)
         rollouts = arm.data.train_batch_size * arm.actor_rollout_ref.rollout.n

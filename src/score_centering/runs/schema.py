@@ -43,6 +43,9 @@ METRIC_COLUMNS = (
     Column("response_length_max", F64, "tokens", "largest number of generated tokens of a rollout"),
     Column("truncated_share", F64, "1", "share of rollouts cut at the response limit"),
     Column("generated_tokens", I64, "tokens", "generated tokens of all rollouts of the step"),
+    Column(
+        "sampler_age", I64, "steps", "updates since the weights that sampled the step's rollouts; 0 when they are fresh"
+    ),
     Column("loss", F64, "nats", "value of the objective; null where the update was skipped as non-finite"),
     Column("grad_norm", F64, "1", "Euclidean norm of the gradient before clipping; null where it was not finite"),
     Column("learning_rate", F64, "1", "learning rate of the update"),

@@ -302,6 +302,9 @@ class ActorRolloutRef(Block):
 class Trainer(Block):
     name: Literal["local", "verl"] = Field(description="one process, or verl on Ray")
     total_training_steps: Positive = Field(description="updates")
+    sync_every: Positive = Field(
+        default=1, description="updates between two hand-overs of the weights to the rollout engine; 1: always fresh"
+    )
     test_freq: Frequency = Field(default=16, description="steps between greedy validations; -1: never")
     val_before_train: bool = Field(default=False, description="validate before the first update, as step 0")
     clean_reward: bool = Field(
@@ -410,6 +413,24 @@ class Sweep(Block):
         return self
 
 
+class StaleColumn(Block):
+    sync_every: Positive = Field(description="trainer.sync_every of the column's runs")
+    mini_batches: Positive = Field(default=1, description="actor_rollout_ref.actor.mini_batches of the column's runs")
+
+
+class Stale(Block):
+    columns: Annotated[list[StaleColumn], Field(min_length=1)] = Field(description="columns of the grid")
+    arms: Annotated[list[str], Field(min_length=1)] = Field(description="rows of the grid")
+    seeds: Annotated[list[NonNegative], Field(min_length=1)] = Field(description="seeds of each cell")
+    overrides: dict[str, Any] = Field(description="settings laid over every run")
+
+    @model_validator(mode="after")
+    def _unique(self) -> "Stale":
+        if len({repr(column) for column in self.columns}) != len(self.columns):
+            raise ValueError("columns lists an entry twice")
+        return self
+
+
 class Settings(Block):
     """A whole configuration."""
 
@@ -432,11 +453,12 @@ class Settings(Block):
     drift: Drift
     faults: Faults
     sweep: Sweep
+    stale: Stale
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
-        for where, arms in (("run", self.run.arms), ("faults", self.faults.arms), ("sweep", self.sweep.arms)):
-            for arm in arms:
+        for where in ("run", "faults", "sweep", "stale"):
+            for arm in getattr(self, where).arms:
                 if arm not in self.arms:
                     raise ValueError(f"{where}.arms: unknown arm {arm!r} (defined: {', '.join(sorted(self.arms))})")
         if self.run.control is not None and self.run.control not in self.arms:

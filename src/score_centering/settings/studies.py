@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from score_centering.settings.load import resolve
-from score_centering.settings.model import CacheFault, Perturbation, Settings
+from score_centering.settings.model import CacheFault, Perturbation, Settings, StaleColumn
 from score_centering.settings.stages import TrainStage
 
-STUDIES = ("faults", "sweep")
+STUDIES = ("faults", "sweep", "stale")
 NO_FAULT = "none"
 SAMPLERS = ("online", "frozen")  # of the drift study: synced every step, or fixed at the start
 
@@ -22,7 +22,8 @@ class Cell:
 
 
 def cells(settings: Settings, study: str) -> dict[str, Cell]:
-    """Cells of `study` by name: precisions of the sweep, kinds and rates of the faults with the healthy engine first.
+    """Cells of `study` by name: precisions of the sweep, intervals of the stale samplers, kinds and rates of the faults
+    with the healthy engine first.
 
     A cell's name is a folder's.
     """
@@ -32,6 +33,8 @@ def cells(settings: Settings, study: str) -> dict[str, Cell]:
             name: Cell(precisions[name].overrides, _noise(precisions[name].weight_noise))
             for name in settings.sweep.columns
         }
+    if study == "stale":
+        return {stale_cell(column): Cell(_stale(column)) for column in settings.stale.columns}
     faults = settings.faults
     damaged = {
         fault_cell(kind, rate): Cell(perturbation=Perturbation(cache_fault=CacheFault(rate=rate, kind=kind)))
@@ -46,6 +49,11 @@ def fault_cell(kind: str, rate: float) -> str:
     return f"{kind}-{rate:g}"
 
 
+def stale_cell(column: StaleColumn) -> str:
+    """Name of the cell of one interval and number of mini-batches: `sync8`, `sync8-batches4`."""
+    return f"sync{column.sync_every}" + (f"-batches{column.mini_batches}" if column.mini_batches > 1 else "")
+
+
 def cell_stage(config: Mapping[str, Any], settings: Settings, study: str, cell: str, arm: str) -> TrainStage:
     """Settings of one run of a study: default < preset < arm < the study's overrides < the cell's.
 
@@ -54,6 +62,11 @@ def cell_stage(config: Mapping[str, Any], settings: Settings, study: str, cell: 
     chosen = cells(settings, study)[cell]
     overlays = (getattr(settings, study).overrides, chosen.overrides)
     return TrainStage.of(resolve(config, arm=arm, overlays=overlays), chosen.perturbation)
+
+
+def _stale(column: StaleColumn) -> dict[str, Any]:
+    actor = {"mini_batches": column.mini_batches}
+    return {"trainer": {"sync_every": column.sync_every}, "actor_rollout_ref": {"actor": actor}}
 
 
 def _noise(relative: float) -> Perturbation | None:

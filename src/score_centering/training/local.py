@@ -32,6 +32,8 @@ from score_centering.training.task import Inputs, Task
 from score_centering.training.transport import ExternalGateway, open_transport
 from score_centering.training.update import Updater
 
+SAMPLER = "sampler."  # of a stale sampler's weights in a checkpoint
+
 
 def train_locally(
     run: RunFolder,
@@ -84,16 +86,23 @@ class LocalTrainer:
         else:
             self.engine = _local_engine(stage, model.config, w8a8, seed)
         self._stage, self._clean = stage, None
+        self._held: tuple[int, dict[str, Tensor]] | None = None  # weights of a stale sampler, and their step
+        self._synced: int | None = None
 
     def update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
         return self.updater.update(rollouts, gains, step)
 
     def sync(self, step: int) -> None:
         """Requantise the BF16 weights of the trainer's forward once and hand those bytes to the engine."""
-        weights = self.weights()
-        if self.noise is not None:
-            weights = self.noise.apply(weights)
-        self.engine.sync(requantise(weights, self.listed), step)
+        self._hand_over(self.weights(), step)
+
+    def hold(self, step: int) -> None:
+        self._held = step, {name: value.clone() for name, value in self.weights().items()}
+
+    def sync_held(self) -> None:
+        step, weights = self._held
+        if self._synced != step:
+            self._hand_over(weights, step)
 
     def clean_engine(self, step: int) -> LocalEngine:
         """A local engine in BF16, made when it is first asked for."""
@@ -110,15 +119,28 @@ class LocalTrainer:
         self.masters.restore(tensors)
         self.meter.sum.restore(tensors)
         restore_rng_state(tensors, scalars)
+        if "sampler_step" in scalars:
+            held = {name.removeprefix(SAMPLER): value for name, value in tensors.items() if name.startswith(SAMPLER)}
+            self._held = scalars["sampler_step"], {name: value.to(self.model.device) for name, value in held.items()}
         return step
 
     def save(self, run: RunFolder, step: int) -> None:
         tensors, scalars = rng_state()
-        run.save_checkpoint(step, self.masters.tensors() | self.meter.sum.tensors() | tensors, scalars)
+        tensors |= self.masters.tensors() | self.meter.sum.tensors()
+        if self._held is not None and self._held[0] != step:
+            scalars["sampler_step"] = self._held[0]
+            tensors |= {f"{SAMPLER}{name}": value for name, value in self._held[1].items()}
+        run.save_checkpoint(step, tensors, scalars)
 
     def weights(self) -> dict[str, Tensor]:
         """The BF16 weights of the forward by name; they change with the next update."""
         return {name: value.detach() for name, value in self.model.state_dict().items()}
+
+    def _hand_over(self, weights: dict[str, Tensor], step: int) -> None:
+        if self.noise is not None:
+            weights = self.noise.apply(weights)
+        self.engine.sync(requantise(weights, self.listed), step)
+        self._synced = step
 
 
 def _vllm_engine(stage: TrainStage, inputs: Inputs) -> VllmEngine:

@@ -56,6 +56,7 @@ OWN_NAMES = {
     "advantage_abs_mean": "critic/advantages/abs_mean",
     "zero_variance_group_share": "critic/rewards/zero_variance_group_share",
     "generated_tokens": "response_length/sum",
+    "sampler_age": "rollout_corr/sampler_age",
     "nonfinite_updates": "actor/nonfinite_updates",
     "abs_logprob_gap_mean": "rollout_corr/abs_logprob_gap_mean",
     "abs_logprob_gap_max": "rollout_corr/abs_logprob_gap_max",

@@ -38,6 +38,12 @@ class Trainer(Protocol):
     def sync(self, step: int) -> None:
         """Hand the weights after update `step` to the engine."""
 
+    def hold(self, step: int) -> None:
+        """Keep a copy of those weights for `sync_held`; checkpoints of later steps have it too."""
+
+    def sync_held(self) -> None:
+        """Hand the held weights to the engine once more."""
+
     def save(self, run: RunFolder, step: int) -> None:
         """A checkpoint of everything that shapes the next step."""
 
@@ -62,7 +68,9 @@ class RunLoop:
         """All steps that are left, then the declared results."""
         run, trainer, options = self.run, self.trainer, self.stage.trainer
         done = trainer.resume(run)
-        trainer.sync(done or 0)
+        if self._age(done or 0) == 0:
+            trainer.sync(done or 0)
+        self._settle(done or 0)
         with showing(self.stage, arm, seed, done or 0, run) as self._show:
             if done is None and options.val_before_train and options.test_freq > 0:
                 started = _now()
@@ -94,12 +102,29 @@ class RunLoop:
         with watch("update_s"):
             row = self.trainer.update(rollouts, gains, step)
         run.phase("sync")
+        validated = self._due(step, self.stage.trainer.test_freq)
         with watch("sync_s"):
-            self.trainer.sync(step)
-        row |= _rollout_metrics(rollouts) | _reward_metrics(scores, groups)
-        if self._due(step, self.stage.trainer.test_freq):
+            if validated or self._age(step) == 0:
+                self.trainer.sync(step)
+        row |= _rollout_metrics(rollouts) | _reward_metrics(scores, groups) | {"sampler_age": self._age(step - 1)}
+        if validated:
             row |= self._validate(step)
+        with watch("sync_s"):
+            self._settle(step)
         self._record(step, row, started)
+
+    def _age(self, step: int) -> int:
+        """Updates that the sampler's weights are behind once `step` updates are made."""
+        return step % self.stage.trainer.sync_every
+
+    def _settle(self, step: int) -> None:
+        """What a sampler that may be stale goes on with: the weights that it has now, or those it had before."""
+        if self.stage.trainer.sync_every == 1:
+            return
+        if self._age(step) == 0:
+            self.trainer.hold(step)
+        else:
+            self.trainer.sync_held()
 
     def _validate(self, step: int) -> dict[str, float]:
         """The validation prompts: greedily in the rollouts' own precision, and by the trained weights themselves."""

@@ -11,7 +11,8 @@ from safetensors.numpy import save_file
 from score_centering.figures.canvas import drawing, save
 from score_centering.figures.drift_study import DRIFT, draw_drift, drift_table
 from score_centering.figures.fault_study import check_table, draw_faults, fault_table
-from score_centering.figures.sweep_study import heat_map, sweep_table
+from score_centering.figures.stale_study import draw_stale, stale_table
+from score_centering.figures.sweep_study import draw_sweep, sweep_table
 
 LIMITS = json.dumps({"limits": {"int8_int4kv.k3_kl": {"min": None, "max": 0.0066}}})
 
@@ -67,16 +68,54 @@ def test_tables_keep_the_order_and_name_their_cells(synthetic, tmp_path):
     assert table["kind"].to_pylist() == ["none", "none", "codes", "codes"]
 
 
+def stale_runs(synthetic, folder, clean=0.25) -> pa.Table:
+    """Two arms with a fresh and a stale sampler, whose trained weights score `clean` in the last validation."""
+    folders = runs(synthetic, folder, ["sync1", "sync8-batches4"])
+    for run, (sync_every, mini_batches) in zip(folders, [(1, 1)] * 2 + [(8, 4)] * 2, strict=True):
+        info = json.loads((run / "run.json").read_text())
+        info["identity"]["config"] |= {
+            "trainer": {"sync_every": sync_every}, "actor_rollout_ref": {"actor": {"mini_batches": mini_batches}},
+        }  # fmt: skip
+        (run / "run.json").write_text(json.dumps(info))
+        rows = pq.read_table(run / "metrics.parquet")
+        measured = pa.array([None] * 10 + [0.9] + [None] * 8 + [clean], pa.float64())
+        index = rows.column_names.index("clean_reward_mean")
+        pq.write_table(rows.set_column(index, rows.field(index), measured), run / "metrics.parquet")
+    return stale_table(folders)
+
+
+def test_the_stale_table_says_how_each_run_was_trained_and_how_its_weights_ended(synthetic, tmp_path):
+    table = stale_runs(synthetic, tmp_path)
+    assert table["sync_every"].to_pylist() == [1, 1, 8, 8] and table["mini_batches"].to_pylist() == [1, 1, 4, 4]
+    assert table["arm"].to_pylist() == ["grpo", "sc"] * 2
+    assert table["clean_reward_last"].to_pylist() == [0.25] * 4
+
+
+def test_the_stale_figure_shows_the_trained_weights_or_says_that_it_shows_the_rollouts(synthetic, tmp_path):
+    with drawing():
+        figure = draw_stale(stale_runs(synthetic, tmp_path / "a"))
+        texts = [text.get_text() for text in figure.axes[0].texts]
+        assert texts.count("0.25") == 4
+        assert figure.axes[0].get_title(loc="left").startswith("Reward of the trained weights in BF16 after 20 steps")
+        assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1", "8, 4 batches"]
+        table = stale_runs(synthetic, tmp_path / "b")
+        index = table.column_names.index("clean_reward_last")
+        unmeasured = draw_stale(table.set_column(index, table.field(index), pa.nulls(4, pa.float64())))
+    assert unmeasured.axes[0].get_title(loc="left").startswith("Mean reward of the last 10 of 20 steps")
+
+
 def figure(synthetic, folder, study):
     if study == "drift":
         return draw_drift(drift_rows())
     if study == "faults":
         cells = ["none", "codes-0.001", "codes-0.1", "scale-0.1"]
         return draw_faults(check_rows(), fault_table(runs(synthetic, folder, cells)))
-    return heat_map(sweep_table(runs(synthetic, folder, ["bf16", "int8", "int8_noise"])))
+    if study == "stale":
+        return draw_stale(stale_runs(synthetic, folder))
+    return draw_sweep(sweep_table(runs(synthetic, folder, ["bf16", "int8", "int8_noise"])))
 
 
-@pytest.mark.parametrize("study", ["drift", "faults", "sweep"])
+@pytest.mark.parametrize("study", ["drift", "faults", "sweep", "stale"])
 def test_each_figure_is_the_same_bytes_twice(synthetic, tmp_path, study):
     files = []
     with drawing():

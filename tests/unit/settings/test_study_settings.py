@@ -13,19 +13,26 @@ CONFIG = read_yaml(DEFAULT)
 SETTINGS = load_settings([DEFAULT])
 
 
+def without_own(stage: TrainStage, study: str) -> dict:
+    """The settings of a run but for those that the study's cells change."""
+    dump = json.loads(stage.to_json())
+    dump.pop("perturbation", None)
+    if study == "stale":
+        del dump["trainer"]["sync_every"], dump["actor_rollout_ref"]["actor"]["mini_batches"]
+    else:
+        del dump["actor_rollout_ref"]["rollout"]
+    return dump
+
+
 @pytest.mark.parametrize("study", STUDIES)
 def test_every_cell_resolves_for_every_arm_and_only_its_own_settings_change(study):
     grid = getattr(SETTINGS, study)
     for arm in grid.arms:
         stages = {cell: cell_stage(CONFIG, SETTINGS, study, cell, arm) for cell in cells(SETTINGS, study)}
         assert len({stage.to_json() for stage in stages.values()}) == len(stages)
+        first = without_own(next(iter(stages.values())), study)
         for stage in stages.values():
-            dump = json.loads(stage.to_json())
-            dump.pop("perturbation", None)
-            del dump["actor_rollout_ref"]["rollout"]
-            first = json.loads(next(iter(stages.values())).to_json())
-            del first["actor_rollout_ref"]["rollout"]
-            assert dump == first
+            assert without_own(stage, study) == first
             assert stage.trainer.total_training_steps == grid.overrides["trainer"]["total_training_steps"]
 
 
@@ -67,3 +74,14 @@ def test_only_the_local_trainer_is_perturbed():
     faulty["trainer"]["name"] = "verl"
     with pytest.raises(UserError, match=r"a perturbed run needs trainer\.name local"):
         parse(TrainStage, faulty)
+
+
+def test_the_cells_of_the_stale_samplers_by_hand():
+    assert list(cells(SETTINGS, "stale")) == ["sync1", "sync8", "sync32", "sync8-batches4"]
+    stage = cell_stage(CONFIG, SETTINGS, "stale", "sync8-batches4", "sc_tis")
+    assert (stage.trainer.sync_every, stage.actor_rollout_ref.actor.mini_batches) == (8, 4)
+    assert stage.identity()["trainer"]["sync_every"] == 8
+    stage = cell_stage(CONFIG, SETTINGS, "stale", "sync32", "grpo")
+    assert (stage.trainer.sync_every, stage.actor_rollout_ref.actor.mini_batches) == (32, 1)
+    with pytest.raises(UserError, match="stale: columns lists an entry twice"):
+        load_settings([DEFAULT], ["stale.columns=[{sync_every: 2}, {sync_every: 2, mini_batches: 1}]"])

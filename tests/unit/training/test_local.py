@@ -59,3 +59,24 @@ def test_the_clean_reward_leaves_training_alone(made):
     trainer.clean_engine(1).generate([task.validation[0].ids], 1, task.sampling(temperature=1.0), 3, 0)
     assert trainer.engine.step == before == 0
     assert torch.equal(torch.get_rng_state(), states)
+
+
+def test_a_stale_sampler_goes_on_with_the_weights_it_was_given(made):
+    """After two updates and a look at the fresh weights, the held ones sample what they sampled before."""
+    trainer, task = made
+    ids, gains = [prompt.ids for prompt in task.prompts(2)], torch.tensor([1.0, -1.0] * 4)
+
+    def sampled() -> list[list[float]]:
+        made = trainer.engine.generate(ids, 4, task.sampling(), task.seed(2), task.top_logprobs)
+        return [rollout.logprobs.tolist() for rollout in made]
+
+    trainer.sync(1)
+    trainer.hold(1)
+    first = sampled()
+    rollouts = trainer.engine.generate(ids, 4, task.sampling(), task.seed(2), task.top_logprobs)
+    trainer.update(rollouts, gains, 2)
+    assert sampled() == first, "an update reached the engine by itself"
+    trainer.sync(2)
+    assert sampled() != first
+    trainer.sync_held()
+    assert sampled() == first and trainer.engine.step == 1

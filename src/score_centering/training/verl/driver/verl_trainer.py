@@ -77,14 +77,34 @@ class VerlTrainer:
         )
         self.updater = VerlUpdater(self._ray.actor_rollout_wg, stage)
         self.servers = RolloutServers(self._ray, stage.actor_rollout_ref.rollout.name)
+        self._held_step: int | None = None  # that of a stale sampler's weights
+        self._awake = False
 
     def update(self, rollouts: Sequence[Rollout], gains: Tensor, step: int) -> dict[str, Any]:
-        """vLLM gives its memory back first, as `plan` counts; `sync` wakes it. The local engine keeps its own."""
-        self._ray.checkpoint_manager.sleep_replicas()
+        """vLLM gives its memory back first, as `plan` counts; it wakes with the weights that it is handed then. The
+        local engine keeps its own."""
+        self._sleep()
         return self.updater.update(rollouts, gains, step)
 
     def sync(self, step: int) -> None:
         self._ray.checkpoint_manager.update_weights(step)
+        self._awake = True
+
+    def hold(self, step: int) -> None:
+        self._ray.actor_rollout_wg.hold()
+        self._held_step = step
+
+    def sync_held(self) -> None:
+        """Through the parameters, the only weights that verl hands over. A sleeping vLLM has lost its own."""
+        if self._awake:
+            self._sleep()
+        self._ray.actor_rollout_wg.lend_held()
+        self.sync(self._held_step)
+        self._ray.actor_rollout_wg.take_back()
+
+    def _sleep(self) -> None:
+        self._ray.checkpoint_manager.sleep_replicas()
+        self._awake = False
 
     def clean_engine(self, _step: int) -> None:
         """verl's servers hold the rollouts' precision alone."""
@@ -109,13 +129,17 @@ class VerlTrainer:
                 )
         self._ray.actor_rollout_wg.load_shard(str(folder))
         restore_rng_state(tensors, scalars)
+        self._held_step = scalars.get("sampler_step")
         return step
 
     def save(self, run: RunFolder, step: int) -> None:
         """The ranks' shards first, then the checkpoint that names their digests: a kill in between leaves the last."""
         folder = _shards(run, step)
         tensors, scalars = rng_state()
-        digests = self._ray.actor_rollout_wg.save_shard(str(folder))
+        stale = self._held_step is not None and self._held_step != step
+        if stale:
+            scalars["sampler_step"] = self._held_step
+        digests = self._ray.actor_rollout_wg.save_shard(str(folder), stale)
         run.save_checkpoint(step, tensors, scalars | {"shards": digests})
         kept = {path.name for path in paths(run.state / "checkpoints")}
         for path in folder.parent.iterdir():

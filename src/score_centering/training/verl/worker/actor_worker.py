@@ -26,12 +26,26 @@ class ActorWorker(ActorRolloutRefWorker):
         self.actor.set_loss_fn(loss)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_shard(self, folder: str) -> str:
-        """Write this rank's state durably into `folder`; returns the file's sha256."""
+    def hold(self) -> None:
+        self.actor.engine.hold()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def lend_held(self) -> None:
+        self.actor.engine.lend_held()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def take_back(self) -> None:
+        self.actor.engine.take_back()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_shard(self, folder: str, held: bool) -> str:
+        """Write this rank's state durably into `folder`, `held`: with a stale sampler's weights; returns the file's
+        sha256."""
         path = shard_path(Path(folder), self.rank)
         make_folder(path.parent)
+        state = self.actor.engine.shard() | (self.actor.engine.held_shard() if held else {})
         with writing(path):
-            save_file({name: value.cpu().contiguous() for name, value in self.actor.engine.shard().items()}, path)
+            save_file({name: value.cpu().contiguous() for name, value in state.items()}, path)
             sync_file(path)
             sync_folder(path.parent)
         return sha256_file(path)

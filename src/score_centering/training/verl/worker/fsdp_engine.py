@@ -20,6 +20,7 @@ from score_centering.training.verl.worker.loss_head import LOGPROBS, LossHead, P
 from score_centering.training.verl.worker.response_tokens import response_rows
 
 MODEL, UPDATES = "model.", "updates"
+SAMPLER = "sampler."  # of a stale sampler's weights
 STRATEGIES, DEVICES = ("fsdp", "fsdp2"), ("cpu", "cuda")
 
 
@@ -27,6 +28,8 @@ class FsdpEngine(FSDPEngineWithLMHead):
     """One rank's part of the model and its optimiser."""
 
     _updates = 0
+    _held: dict[str, Tensor]  # this rank's part of a stale sampler's weights, BF16 on the CPU
+    _own: dict[str, Tensor]  # the trained ones while those are lent to the hand-over
 
     def _build_module(self) -> nn.Module:
         module = super()._build_module()
@@ -77,6 +80,31 @@ class FsdpEngine(FSDPEngineWithLMHead):
         """The rate of the last update."""
         return self._rate
 
+    def hold(self) -> None:
+        """Keep the weights as rollout engines take them, for `lend_held`."""
+        self._held = {
+            name: _local(value).detach().to("cpu", torch.bfloat16, copy=True)
+            for name, value in self.module.named_parameters()
+        }
+
+    @torch.no_grad()
+    def lend_held(self) -> None:
+        """Put the held weights in the place of the trained ones, until `take_back`."""
+        self._own = {}
+        for name, parameter in self.module.named_parameters():
+            self._own[name] = _local(parameter).to("cpu", copy=True)
+            _local(parameter).copy_(self._held[name])
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Put the trained weights back, bit for bit."""
+        for name, parameter in self.module.named_parameters():
+            _local(parameter).copy_(self._own.pop(name))
+
+    def held_shard(self) -> dict[str, Tensor]:
+        """This rank's part of the held weights."""
+        return {SAMPLER + name: value for name, value in self._held.items()}
+
     def shard(self) -> dict[str, Tensor]:
         """This rank's part of everything that shapes the next update."""
         parameters = {MODEL + name: _local(value) for name, value in self.module.named_parameters()}
@@ -96,6 +124,7 @@ class FsdpEngine(FSDPEngineWithLMHead):
                 state[name] = _like(order[int(name.split(".")[1])], value)
         restore_optimizer(self.optimizer, state)
         self._updates = int(tensors[UPDATES])
+        self._held = {name.removeprefix(SAMPLER): value for name, value in tensors.items() if name.startswith(SAMPLER)}
 
 
 def _local(value: Tensor) -> Tensor:
