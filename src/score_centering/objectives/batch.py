@@ -21,6 +21,8 @@ class TokenBatch:
         candidate_logprobs: (T, K) float32, their log q; never renormalised.
         old_logprobs: (T,) float32, log p_y of the trainer's policy before this batch's updates; None means the present
             one.
+        sequence_ids: (T,) int64, which rollout of the micro-batch a token belongs to: 0, 1, … in rising order, every
+            rollout whole. Weights of whole rollouts and metrics by position need it.
     """
 
     target_ids: Tensor
@@ -31,6 +33,7 @@ class TokenBatch:
     candidate_ids: Tensor | None = None
     candidate_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
+    sequence_ids: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -38,12 +41,29 @@ class TokenBatch:
         return self.target_ids.shape[0]
 
 
-def check_shapes(batch: TokenBatch, rows: int, vocab_size: int, needs_candidates: bool) -> None:
+def rollout_ranks(sequence_ids: Tensor, mask: Tensor) -> Tensor:
+    """(T,) int64: 0, 1, … for the rollouts in their order, whatever their ids; a masked row belongs to the one before
+    it."""
+    ids = torch.where(mask, sequence_ids, 0).cummax(0).values
+    return torch.cat([ids.new_zeros(min(1, len(ids))), (ids[1:] != ids[:-1]).long()]).cumsum(0)
+
+
+def check_shapes(
+    batch: TokenBatch, rows: int, vocab_size: int, needs_candidates: bool, needs_sequences: bool = False
+) -> None:
     """Refuse a batch whose tensors do not fit T = `rows` and V = `vocab_size`. Reads no values, so it never waits for a
     GPU."""
     vectors = {
         name: getattr(batch, name)
-        for name in ("target_ids", "sampler_logprobs", "advantages", "loss_weights", "mask", "old_logprobs")
+        for name in (
+            "target_ids",
+            "sampler_logprobs",
+            "advantages",
+            "loss_weights",
+            "mask",
+            "old_logprobs",
+            "sequence_ids",
+        )
     }
     for name, vector in vectors.items():
         if vector is not None and vector.shape != (rows,):
@@ -52,6 +72,8 @@ def check_shapes(batch: TokenBatch, rows: int, vocab_size: int, needs_candidates
             )
     if batch.mask.dtype != torch.bool:
         raise ValueError(f"token batch: mask is {batch.mask.dtype}; it must be torch.bool")
+    if needs_sequences and batch.sequence_ids is None:
+        raise ValueError("token batch: a weight of whole rollouts needs sequence_ids of shape (T,)")
     if not needs_candidates:
         return
     if batch.candidate_ids is None or batch.candidate_logprobs is None:

@@ -20,6 +20,7 @@ from score_centering.objectives.objective import Objective
 from score_centering.objectives.terms import TokenTerms, harmless_rows, token_terms
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+Piece = tuple[int, int]
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1600 << 20}
 
 
@@ -66,9 +67,9 @@ def policy_loss_from_hidden(
             f"policy loss: hidden is {hidden.dtype} and lm_head_weight {lm_head_weight.dtype}; "
             "allowed are one dtype for both, or a float32 weight with bfloat16 hidden states"
         )
-    rows, chunk = _prepare(hidden, lm_head_weight.shape[0], batch, objective, temperature, chunk_size)
+    rows, pieces = _prepare(hidden, lm_head_weight.shape[0], batch, objective, temperature, chunk_size)
     needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or lm_head_weight.requires_grad)
-    loss, *terms = _LossFromHidden.apply(hidden, lm_head_weight, rows, objective, temperature, chunk, needs_gradient)
+    loss, *terms = _LossFromHidden.apply(hidden, lm_head_weight, rows, objective, temperature, pieces, needs_gradient)
     return _result(loss, terms, objective, batch)
 
 
@@ -78,24 +79,37 @@ def policy_loss_from_logits(
     """The same loss from logits (T, V) that are not yet divided by the temperature; their gradient has their dtype."""
     if logits.dim() != 2:
         raise ValueError(f"policy loss: logits {tuple(logits.shape)} must be (T, V)")
-    rows, chunk = _prepare(logits, logits.shape[1], batch, objective, temperature, chunk_size)
+    rows, pieces = _prepare(logits, logits.shape[1], batch, objective, temperature, chunk_size)
     needs_gradient = torch.is_grad_enabled() and logits.requires_grad
-    loss, *terms = _LossFromLogits.apply(logits, rows, objective, temperature, chunk, needs_gradient)
+    loss, *terms = _LossFromLogits.apply(logits, rows, objective, temperature, pieces, needs_gradient)
     return _result(loss, terms, objective, batch)
 
 
 def _prepare(
     inputs: Tensor, vocab_size: int, batch: TokenBatch, objective: Objective, temperature: float, chunk_size: int | None
-) -> tuple[TokenBatch, int]:
+) -> tuple[TokenBatch, list[Piece]]:
     if inputs.dtype not in DTYPES:
         raise ValueError(f"policy loss: {inputs.dtype} is not one of {', '.join(str(dtype) for dtype in DTYPES)}")
     if not 0 < temperature < float("inf"):
         raise ValueError(f"policy loss: temperature {temperature} must be positive and finite")
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"policy loss: chunk_size {chunk_size} must be at least 1")
-    check_shapes(batch, inputs.shape[0], vocab_size, objective.needs_candidates)
+    check_shapes(batch, inputs.shape[0], vocab_size, objective.needs_candidates, objective.weighs_rollouts)
     rows = harmless_rows(batch, _arithmetic(inputs.dtype), objective.needs_candidates)
-    return rows, chunk_size or _default_chunk_size(vocab_size, inputs.device.type)
+    return rows, _pieces(rows, objective, chunk_size or _default_chunk_size(vocab_size, inputs.device.type))
+
+
+def _pieces(rows: TokenBatch, objective: Objective, chunk_size: int) -> list[Piece]:
+    """Chunks of at most `chunk_size` rows; of whole rollouts, however long one is, where a weight needs them."""
+    if not objective.weighs_rollouts:
+        return [(start, min(start + chunk_size, rows.tokens)) for start in range(0, rows.tokens, chunk_size)]
+    pieces, start, stop = [], 0, 0
+    for length in rows.sequence_ids.unique_consecutive(return_counts=True)[1].tolist():
+        if stop > start and stop + length - start > chunk_size:
+            pieces.append((start, stop))
+            start = stop
+        stop += length
+    return [*pieces, (start, stop)] if stop > start else pieces
 
 
 def _arithmetic(dtype: torch.dtype) -> torch.dtype:
@@ -117,12 +131,11 @@ def _result(loss: Tensor, terms: list[Tensor], objective: Objective, batch: Toke
 
 
 def _term_names(objective: Objective) -> tuple[str, ...]:
-    if objective.clips:
-        return ("loss", "log_p", "entropy", "clipped")
-    if objective.centering:
-        head = ("head_mass_sampler", "head_mass_trainer", "correction_abs")
-        return ("loss", "log_p", "entropy", "weight", *head)
-    return ("loss", "log_p", "entropy", "weight")
+    always = ("loss", "log_p", "entropy")
+    weight = () if objective.clips else ("weight",)
+    clipped = ("clipped",) if objective.clips or objective.weight.clips else ()
+    head = ("head_mass_sampler", "head_mass_trainer", "correction_abs") if objective.centering else ()
+    return (*always, *weight, *clipped, *head)
 
 
 def _slice(rows: TokenBatch, start: int, stop: int) -> TokenBatch:
@@ -202,7 +215,7 @@ def scale(values: Tensor, factor: Tensor) -> None:
 
 class _LossFromHidden(Function):
     @staticmethod
-    def forward(ctx, hidden, weight, rows, objective, temperature, chunk_size, needs_gradient):
+    def forward(ctx, hidden, weight, rows, objective, temperature, pieces, needs_gradient):
         core = _Core(rows, objective, temperature)
         arithmetic = _arithmetic(hidden.dtype)
         operand = hidden.dtype if hidden.is_cuda else arithmetic
@@ -213,10 +226,11 @@ class _LossFromHidden(Function):
         accumulator = weight.dtype if hidden.is_cuda else arithmetic
         weight_gradient = weight.new_empty(weight.shape, dtype=accumulator) if needs_weight else None
         total, vocab_size = hidden.shape[0], weight.shape[0]
-        buffer = hidden.new_empty(min(chunk_size, total), vocab_size, dtype=arithmetic)
+        buffer = hidden.new_empty(
+            max((stop - start for start, stop in pieces), default=0), vocab_size, dtype=arithmetic
+        )
         gradient_buffer = buffer if operand == arithmetic else torch.empty_like(buffer, dtype=operand)
-        for start in range(0, total, chunk_size):
-            stop = min(start + chunk_size, total)
+        for start, stop in pieces:
             states = torch.where(rows.mask[start:stop, None], hidden[start:stop], 0).to(operand)
             logits = buffer[: stop - start]
             _product(states, weight_operand.T, logits)
@@ -249,13 +263,14 @@ class _LossFromHidden(Function):
 
 class _LossFromLogits(Function):
     @staticmethod
-    def forward(ctx, logits, rows, objective, temperature, chunk_size, needs_gradient):
+    def forward(ctx, logits, rows, objective, temperature, pieces, needs_gradient):
         core = _Core(rows, objective, temperature)
         gradient = logits.new_empty(logits.shape) if needs_gradient else None
-        total, vocab_size = logits.shape
-        buffer = logits.new_empty(min(chunk_size, total), vocab_size, dtype=_arithmetic(logits.dtype))
-        for start in range(0, total, chunk_size):
-            stop = min(start + chunk_size, total)
+        vocab_size = logits.shape[1]
+        buffer = logits.new_empty(
+            max((stop - start for start, stop in pieces), default=0), vocab_size, dtype=_arithmetic(logits.dtype)
+        )
+        for start, stop in pieces:
             chunk = buffer[: stop - start].copy_(logits[start:stop])
             chunk.masked_fill_(~rows.mask[start:stop, None], 0)
             core.chunk(chunk, start, stop, gradient[start:stop] if needs_gradient else None)

@@ -6,14 +6,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from score_centering.objectives.reduction import REDUCTIONS
-from score_centering.objectives.weights import UNWEIGHTED, Weight, build_weight
+from score_centering.objectives.weights import UNWEIGHTED, SequenceWeight, Weight, build_weight
 
 POLICY_LOSSES = ("ppo", "score_centering")
-
-SEQUENCE_LEVEL = {
-    "gspo": "GSPO weights a whole rollout by one ratio, the length-normalised sequence likelihood, while score "
-    "centering and every weight here act on one token: no per-token f(p/q) gives it",
-}
 
 
 @dataclass(frozen=True)
@@ -52,6 +47,18 @@ class Objective:
                 "choose policy_loss score_centering"
             )
 
+        if self.centering and self.weighs_rollouts:
+            raise ValueError(
+                f"{where}: {self.weight} weighs a whole rollout. Centering subtracts the mean of the weighted score "
+                "given the tokens before; with a weight that depends on the tokens after, that mean is over all "
+                "continuations, no sum over the recorded head. Take centering off, or an is_mode of single tokens"
+            )
+
+    @property
+    def weighs_rollouts(self) -> bool:
+        """Whether the weight is one number for a whole rollout, so that a rollout's tokens must be seen together."""
+        return isinstance(self.weight, SequenceWeight)
+
     @property
     def clips(self) -> bool:
         """Whether this is PPO's clipped surrogate."""
@@ -73,8 +80,14 @@ class Objective:
     def drift(self) -> "Objective":
         """What centering subtracts, alone: loss = Σ_t w_t·A_t·Σ_{v∈H} sg(c_v)·log p_v with this objective's w and f.
 
-        For PPO f = 1, as its first update of a batch has it.
+        For PPO f = 1, as its first update of a batch has it. ValueError: a weight of whole rollouts, which leaves no
+        such sum over the head.
         """
+        if self.weighs_rollouts:
+            raise ValueError(
+                f"objective {self.name}: trainer.drift_freq measures a sum over the recorded head, which the drift "
+                f"under {self.weight} is not: it weighs whole rollouts. Set trainer.drift_freq to -1"
+            )
         return replace(self, name=f"{self.name}'s drift", centering=True, score=False, clip_low=None, clip_high=None)
 
 
@@ -95,16 +108,14 @@ def build_objective(
     the clip settings are inert there. `bounds` holds those of every weight, of which the chosen one takes its own.
     """
     where = f"objective {name}"
-    reason = next((f"; {SEQUENCE_LEVEL[key]}" for key in (policy_loss, is_mode) if key in SEQUENCE_LEVEL), "")
     if policy_loss not in POLICY_LOSSES:
         raise ValueError(
-            f"{where}: actor_rollout_ref.actor.policy_loss {policy_loss!r} is not one of "
-            f"{', '.join(POLICY_LOSSES)}{reason}"
+            f"{where}: actor_rollout_ref.actor.policy_loss {policy_loss!r} is not one of {', '.join(POLICY_LOSSES)}"
         )
     try:
         weight = build_weight(is_mode, bounds)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}{reason}") from None
+        raise ValueError(f"{where}: {error}") from None
     clips = policy_loss == "ppo"
     return Objective(
         name=name,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from score_centering.objectives.batch import TokenBatch
+from score_centering.objectives.batch import TokenBatch, rollout_ranks
 from score_centering.objectives.divergence import bounded, log_tail_ratio
 from score_centering.objectives.objective import Objective
 
@@ -24,7 +24,8 @@ from score_centering.objectives.objective import Objective
 class TokenTerms(NamedTuple):
     """Per-token results, each (C,) in the arithmetic dtype; None where the objective has no such term.
 
-    loss: ℓ. log_p: log p_y. entropy: −Σ p log p in nats. weight: ω. clipped: 1 where PPO's clip binds.
+    loss: ℓ. log_p: log p_y. entropy: −Σ p log p in nats. weight: ω. clipped: 1 where a bound
+    of the weight or PPO's clip binds.
     head_mass_sampler, head_mass_trainer: Q_H, P_H. correction_abs: Σ_H |c_v|.
     """
 
@@ -61,17 +62,18 @@ def token_terms(
     """
     if objective.clips:
         return _clipped_terms(log_p, entropy, rows, objective)
-    weight = objective.weight.of_sampled(log_p, rows.sampler_logprobs)
+    weight = objective.weight.of_sampled(log_p, rows)
     weight = weight if objective.score else torch.zeros_like(weight)
+    clipped = objective.weight.clipped(log_p, rows).to(log_p.dtype) if objective.weight.clips else None
     if not objective.centering:
         gradient = _weighted_score_gradient(log_p, weight, rows)
-        return TokenTerms(-rows.advantages * weight * log_p, log_p, entropy, weight), gradient
+        return TokenTerms(-rows.advantages * weight * log_p, log_p, entropy, weight, clipped), gradient
 
     head_log_q = rows.candidate_logprobs
     head_p, head_q = head_log_p.exp(), head_log_q.exp()
     mass_p, mass_q = head_p.sum(1), head_q.sum(1)
-    alpha = objective.weight.of_tail(log_tail_ratio(mass_q, mass_p))
-    weighted = objective.weight.mass(head_log_p, head_log_q)
+    alpha = objective.weight.of_tail(log_tail_ratio(mass_q, mass_p), rows.advantages)
+    weighted = objective.weight.mass(head_log_p, head_log_q, rows.advantages[:, None])
     correction = weighted - alpha[:, None] * head_p
     correction_value = torch.where(correction == 0, 0.0, correction * head_log_p).sum(1)
 
@@ -93,6 +95,7 @@ def token_terms(
         log_p=log_p,
         entropy=entropy,
         weight=weight,
+        clipped=clipped,
         head_mass_sampler=mass_q,
         head_mass_trainer=mass_p,
         correction_abs=correction.abs().sum(1),
@@ -139,4 +142,5 @@ def harmless_rows(batch: TokenBatch, dtype: torch.dtype, needs_candidates: bool)
         candidate_ids=clean(batch.candidate_ids, torch.int64) if needs_candidates else None,
         candidate_logprobs=clean(batch.candidate_logprobs, dtype) if needs_candidates else None,
         old_logprobs=None if batch.old_logprobs is None else clean(batch.old_logprobs, dtype),
+        sequence_ids=None if batch.sequence_ids is None else rollout_ranks(batch.sequence_ids, mask),
     )

@@ -61,7 +61,7 @@ METRIC_COLUMNS = (
     Column("k3_clamped_tokens", I64, "tokens", "generated tokens whose d was clamped for k3_kl"),
     Column("importance_weight_mean", F64, "1", "mean importance weight f(p/q) of the generated tokens"),
     Column("importance_masked_share", F64, "1", "share of generated tokens whose importance weight is 0"),
-    Column("clip_share", F64, "1", "share of generated tokens whose policy ratio was clipped"),
+    Column("clip_share", F64, "1", "share of generated tokens whose ratio a clip or a cap bounded"),
     Column("head_mass_sampler", F64, "1", "mean mass Q_H of the sampler's recorded candidates under q"),
     Column("head_mass_trainer", F64, "1", "mean mass P_H of the same candidates under p"),
     Column("correction_abs_mean", F64, "1", "mean over generated tokens of the summed |c_v| of the candidates"),

@@ -171,12 +171,27 @@ class ScoreCentering(Block):
     )
     top_logprobs_num: Positive = Field(default=128, description="K, the captured candidates a position")
     centering: bool = Field(default=False, description="subtract the sampler's mean score, estimated from the head")
-    is_mode: str = Field(default="none", description="importance weight f: none, tis, mis, or a registered one")
+    is_mode: str = Field(default="none", description="the correction, by its name in docs/arms.md")
     tis_max: PositiveFloat = Field(default=2.0, description="cap C of truncated importance sampling")
     mis_min: Annotated[float, Field(gt=0, le=1)] = Field(default=0.5, description="lower end of the masked band")
     mis_max: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default=5.0, description="upper end of the band"
     )
+    kpop_max: PositiveFloat = Field(default=0.1, description="KPop's φ: largest binary KL of a token, nats")
+    dppo_max: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.2, description="DPPO's δ: largest |p − q| of a token"
+    )
+    cispo_min: Share = Field(default=0.0, description="CISPO's 1 − ε_low; 0 leaves small ratios alone")
+    cispo_max: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(default=5.0, description="CISPO's 1 + ε_high")
+    geo_min: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.99, description="smallest geometric mean of a rollout's ratios that is kept"
+    )
+    geo_max: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(default=1.01, description="largest one")
+    opsm_max: PositiveFloat = Field(
+        default=0.5, description="OPSM's δ: mean log q − log p, nats a token, above which a bad rollout is masked"
+    )
+    gspo_low: Annotated[float, Field(ge=0, lt=1)] = Field(default=3e-4, description="GSPO's ε below")
+    gspo_high: NonNegativeFloat = Field(default=4e-4, description="GSPO's ε above")
 
     @model_validator(mode="after")
     def _consistent(self) -> "ScoreCentering":

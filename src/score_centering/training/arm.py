@@ -19,7 +19,7 @@ def arm_objective(stage: TrainStage, arm: str) -> Objective:
             "score_centering.enabled to true for this arm, or drift_freq to -1"
         )
     try:
-        return build_objective(
+        objective = build_objective(
             arm,
             policy_loss=actor.policy_loss,
             clip_ratio_low=actor.clip_ratio_low,
@@ -27,5 +27,8 @@ def arm_objective(stage: TrainStage, arm: str) -> Objective:
             loss_agg_mode=actor.loss_agg_mode,
             **centering.model_dump(exclude={"enabled", "top_logprobs_num"}),
         )
+        if freq > 0:
+            objective.drift()
     except ValueError as error:
         raise UserError(str(error)) from None
+    return objective

@@ -62,6 +62,7 @@ def make_micro_batch(
         candidate_ids=_flat([rollout.candidate_ids for rollout in rollouts]).to(device) if has_head else None,
         candidate_logprobs=_flat([rollout.candidate_logprobs for rollout in rollouts]).to(device) if has_head else None,
         old_logprobs=None if old_logprobs is None else torch.cat(list(old_logprobs)).to(device),
+        sequence_ids=torch.arange(len(rollouts)).repeat_interleave(counts).to(device),
     )
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids).to(device),

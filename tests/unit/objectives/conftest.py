@@ -1,27 +1,80 @@
 """A float64 reference over the full vocabulary, written from the paper's formula with an explicit q̂, and random
 batches."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from score_centering.objectives import WEIGHTS, Objective, TokenBatch, build_weight
+from score_centering.objectives.weights import TrustRegion
 
-RATIO_WEIGHTS = {
-    "none": lambda r, w: torch.ones_like(r),
-    "importance": lambda r, w: r,
-    "tis": lambda r, w: r.clamp(max=w.tis_max),
-    "mis": lambda r, w: r * ((r >= w.mis_min) & (r <= w.mis_max)),
-    "icepop": lambda r, w: r * ((r >= 1 / w.mis_max) & (r <= w.mis_max)),
+BOUNDS = {
+    "tis_max": 2.0, "mis_min": 0.5, "mis_max": 5.0, "kpop_max": 0.05, "dppo_max": 0.1, "cispo_min": 0.6,
+    "cispo_max": 1.5, "geo_min": 0.9, "geo_max": 1.05, "opsm_max": 0.1, "gspo_low": 0.1, "gspo_high": 0.05,
+}  # fmt: skip
+
+
+def binary_kl(p, q):
+    """D(p‖q) in nats of two coins."""
+    return torch.special.xlogy(p, p / q) + torch.special.xlogy(1 - p, (1 - p) / (1 - q))
+
+
+# f of one token, from p, q, the advantage and the bounds.
+TOKEN_WEIGHTS = {
+    "none": lambda p, q, a, w: torch.ones_like(p),
+    "importance": lambda p, q, a, w: p / q,
+    "tis": lambda p, q, a, w: (p / q).clamp(max=w.tis_max),
+    "mis": lambda p, q, a, w: p / q * ((p / q >= w.mis_min) & (p / q <= w.mis_max)),
+    "icepop": lambda p, q, a, w: p / q * ((p / q >= 1 / w.mis_max) & (p / q <= w.mis_max)),
+    "kpop": lambda p, q, a, w: p / q * ((binary_kl(p, q) <= w.kpop_max) & (binary_kl(q, p) <= w.kpop_max)),
+    "dppo_tv": lambda p, q, a, w: p / q * ~(((p - q).abs() > w.dppo_max) & (((a > 0) & (p > q)) | ((a < 0) & (p < q)))),
+    "cispo": lambda p, q, a, w: (p / q).clamp(w.cispo_min, w.cispo_max),
 }
-BOUNDS = {"tis_max": 2.0, "mis_min": 0.5, "mis_max": 5.0}
+# The weight of a rollout, from the ratios of its tokens, the advantage and the bounds.
+ROLLOUT_WEIGHTS = {
+    "seq_tis": lambda r, a, w: min(math.prod(r), w.tis_max),
+    "seq_mis": lambda r, a, w: math.prod(r) if w.mis_min <= math.prod(r) <= w.mis_max else 0.0,
+    "geo_mask": lambda r, a, w: float(w.geo_min <= math.prod(r) ** (1 / len(r)) <= w.geo_max),
+    "opsm": lambda r, a, w: 0.0 if a < 0 and -math.log(math.prod(r)) / len(r) > w.opsm_max else 1.0,
+    "gspo": lambda r, a, w: gspo(math.prod(r) ** (1 / len(r)), a, w),
+}
 
 
-def ratio_weight(weight):
-    """f(r) of a weight, by its name in the config."""
+def gspo(s, a, w):
+    """d/ds of min(s·A, clip(s)·A), times s / A."""
+    low, high = 1 - w.gspo_low, 1 + w.gspo_high
+    return s if s * a <= min(max(s, low), high) * a else 0.0
+
+
+def name_of(weight):
     (name,) = (name for name, kind in WEIGHTS.items() if kind is type(weight))
-    return lambda r: RATIO_WEIGHTS[name](r, weight)
+    return name
+
+
+def sampled_weights(weight, p, batch):
+    """ω (T,) float64 of the sampled tokens of probability p (T,)."""
+    q, gains = batch.sampler_logprobs.double().exp(), batch.advantages.double()
+    if name_of(weight) in TOKEN_WEIGHTS:
+        return TOKEN_WEIGHTS[name_of(weight)](p, q, gains, weight)
+    omega = torch.zeros_like(p)
+    for row in range(len(p)):
+        rollout = (batch.sequence_ids == batch.sequence_ids[row]) & batch.mask
+        if batch.mask[row]:
+            ratios = (p / q)[rollout].tolist()
+            omega[row] = ROLLOUT_WEIGHTS[name_of(weight)](ratios, gains[row].item(), weight)
+    return omega
+
+
+def weighted_masses(weight, p, q_hat, candidate_ids, gains):
+    """q̂·f(p, q̂) (T, V); what lies outside the head counts as kept in a trust region."""
+    mass = q_hat * TOKEN_WEIGHTS[name_of(weight)](p, q_hat, gains[:, None], weight)
+    mass = torch.where(q_hat > 0, mass, 0.0)
+    if isinstance(weight, TrustRegion):
+        outside = torch.ones_like(p, dtype=torch.bool).scatter(1, candidate_ids.long(), False)
+        mass = torch.where(outside, p, mass)
+    return mass
 
 
 def implied_sampler(p, candidate_ids, candidate_logprobs):
@@ -42,13 +95,12 @@ def token_losses(logits, batch, objective, temperature=1.0):
         ratio = (log_p_y - old).exp()
         bounded = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
         return -torch.minimum(ratio * advantage, bounded * advantage)
-    f = ratio_weight(objective.weight)
-    omega = f((log_p_y - batch.sampler_logprobs.double()).exp().detach())
+    omega = sampled_weights(objective.weight, log_p_y.exp().detach(), batch)
     score = omega * log_p_y
     if objective.centering:
         p = log_p.exp().detach()
         q_hat = implied_sampler(p, batch.candidate_ids, batch.candidate_logprobs)
-        mass = torch.where(q_hat > 0, q_hat * f(p / q_hat), 0.0)
+        mass = weighted_masses(objective.weight, p, q_hat, batch.candidate_ids, advantage)
         score = score - torch.where(mass > 0, mass * log_p, 0.0).sum(1)
     return -advantage * score
 
@@ -58,12 +110,14 @@ def token_values(logits, batch, objective, temperature=1.0):
     if not objective.centering:
         return token_losses(logits, batch, objective, temperature)
     log_p = torch.log_softmax(logits.double() / temperature, 1)
-    f = ratio_weight(objective.weight)
+    f, gains = TOKEN_WEIGHTS[name_of(objective.weight)], batch.advantages.double()
     p, q = log_p.exp().gather(1, batch.candidate_ids.long()), batch.candidate_logprobs.double().exp()
     rho = (1 - q.sum(1)).clamp_min(1e-6) / (1 - p.sum(1)).clamp_min(1e-6)
-    c = q * f(p / q) - (rho * f(1 / rho))[:, None] * p
+    one = torch.ones_like(rho)
+    alpha = one if isinstance(objective.weight, TrustRegion) else rho * f(one, rho, gains, objective.weight)
+    c = q * f(p, q, gains[:, None], objective.weight) - alpha[:, None] * p
     log_p_y = log_p.gather(1, batch.target_ids[:, None]).squeeze(1)
-    omega = f((log_p_y - batch.sampler_logprobs.double()).exp())
+    omega = sampled_weights(objective.weight, log_p_y.exp(), batch)
     return -batch.advantages.double() * (omega * log_p_y - (c * p.log()).sum(1))
 
 
@@ -103,6 +157,7 @@ def random_batch(tokens, vocab, candidates, seed=0, mismatch=0.5, y_in_head=None
         mask=torch.ones(tokens, dtype=torch.bool),
         candidate_ids=head.indices.int(),
         candidate_logprobs=head.values.to(dtype),
+        sequence_ids=torch.arange(tokens) // 7,
     )
     return logits, batch
 
@@ -117,6 +172,13 @@ OBJECTIVES = {
     "grpo_mis": Objective("grpo_mis", False, build_weight("mis", BOUNDS)),
     "grpo_tis": Objective("grpo_tis", False, build_weight("tis", BOUNDS)),
     "pg": Objective("pg", False),
+    **{
+        f"sc_{mode}": Objective(f"sc_{mode}", True, build_weight(mode, BOUNDS)) for mode in ("kpop", "dppo_tv", "cispo")
+    },
+    **{
+        mode: Objective(mode, False, build_weight(mode, BOUNDS), reduction="seq-mean-token-mean")
+        for mode in ("kpop", "dppo_tv", "cispo", *ROLLOUT_WEIGHTS)
+    },
 }
 
 
@@ -129,7 +191,7 @@ def reference():
         dense_gradient=dense_gradient,
         implied_sampler=implied_sampler,
         random_batch=random_batch,
-        f=RATIO_WEIGHTS,
+        f=TOKEN_WEIGHTS,
         bounds=BOUNDS,
     )
 

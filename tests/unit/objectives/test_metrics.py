@@ -114,7 +114,7 @@ def test_sums_of_different_objectives_do_not_add():
     second = policy_loss_from_logits(
         *tokens_with_gaps([0.0]), Objective("grpo", False, clip_low=0.2, clip_high=0.2)
     ).sums
-    with pytest.raises(ValueError, match="clip_share"):
+    with pytest.raises(ValueError, match="importance_weight_mean"):
         add_sums(first, second)
 
 

@@ -39,4 +39,5 @@ def to_tokens(data: TensorDict, objective: Objective) -> TokenBatch:
         candidate_ids=flat("candidate_ids"),
         candidate_logprobs=flat("candidate_logprobs"),
         old_logprobs=flat("old_logprobs"),
+        sequence_ids=torch.arange(len(lengths), device=kept.device).repeat_interleave(lengths),
     )
