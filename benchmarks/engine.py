@@ -15,6 +15,7 @@ from _common import parse_args, report
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3_5TextConfig
 
 from score_centering.precision import requantise
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.rollout import LocalEngine, Sampling
 
 CANDIDATES = 128
@@ -43,19 +44,13 @@ TINY = Qwen3_5TextConfig(
     linear_value_head_dim=32,
     tie_word_embeddings=True,
 )
-W8A8 = {
-    "quantization_config": {
-        "config_groups": {"group_0": {"targets": ["Linear"]}},
-        "ignore": ["lm_head", "re:.*in_proj_[ab]$"],
-    }
-}
+W8A8 = {"quantization_config": INT8.quantization_config(["Linear"], ["lm_head", "re:.*in_proj_[ab]$"])}
 
 
 def make_engine(config: PreTrainedConfig, model: torch.nn.Module, low: bool, sizes: dict, device: str) -> LocalEngine:
     engine = LocalEngine(
         config,
-        quantization="int8" if low else None,
-        w8a8_config=W8A8 if low else None,
+        quantised_config=W8A8 if low else None,
         kv_cache="int4_per_token_head" if low else "auto",
         max_batch=sizes["batch"],
         max_prompt_length=sizes["prompt"],

@@ -82,7 +82,7 @@ def prepare(folder: Path) -> None:
     programs = {
         "dataset.py": ["--output-dir", "results/test/dataset"],
         "model.py": ["--dataset-manifest", dataset, "--output-dir", "results/test/model/base", "--manifest", model],
-        "w8a8.py": ["--model-manifest", model, "--output-dir", "results/test/model/w8a8"],
+        "quantise.py": ["--model-manifest", model, "--output-dir", "results/test/model/w8a8"],
     }
     for program, options in programs.items():
         start([program, *options])

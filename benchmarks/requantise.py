@@ -15,15 +15,11 @@ from torch import Tensor
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from score_centering.precision import listed_linears, requantise
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.precision.int8 import quantise_weight
 
 FLOOR_LIMIT = 1.5
-W8A8 = {
-    "quantization_config": {
-        "config_groups": {"group_0": {"targets": ["Linear"]}},
-        "ignore": ["lm_head", "re:.*in_proj_[ab]$"],
-    }
-}
+W8A8 = {"quantization_config": INT8.quantization_config(["Linear"], ["lm_head", "re:.*in_proj_[ab]$"])}
 
 
 def linear_shapes(config: Qwen3_5TextConfig) -> dict[str, torch.Size]:
@@ -113,7 +109,7 @@ def main() -> None:
             num_hidden_layers=4, **({} if cuda else {"hidden_size": 512, "intermediate_size": 1536})
         )
     weights = random_weights(linear_shapes(config), device)
-    layers = [name.removesuffix(".weight") for name in weights]
+    layers = {name.removesuffix(".weight"): INT8 for name in weights}
     elements = sum(weight.numel() for weight in weights.values())
     repeats = 3 if arguments.quick else 20
 

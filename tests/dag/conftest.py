@@ -70,7 +70,7 @@ def copy_project(folder: Path) -> Project:
     shutil.copytree(ROOT / "config", folder / "config")
     shutil.copy(ROOT / "environment.yml", folder)
     (folder / "workflow/scripts").mkdir()
-    for program in ("dataset", "model", "w8a8", "validate", "gate", "train", "figures", "report", "audit"):
+    for program in ("dataset", "model", "quantise", "validate", "gate", "train", "figures", "report", "audit"):
         shutil.copy(Path(__file__).parent / "stub.py", folder / f"workflow/scripts/{program}.py")
     return Project(folder)
 

@@ -9,7 +9,7 @@ PLOTS = ["reward", "k3_kl", "reward_vs_k3", "validation_reward", "response_lengt
 FIGURES = [f"figures/{name}.{kind}" for name in PLOTS for kind in ("png", "svg", "pdf")]
 PRODUCTS = {
     "dataset": ["train.parquet", "test.parquet", "manifest.json"],
-    "w8a8": ["config.json", "manifest.json"],
+    "quantise": ["config.json", "manifest.json"],
     "figures": [*FIGURES, "summary.parquet", "summary.md"],
 }
 

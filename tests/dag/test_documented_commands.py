@@ -16,7 +16,7 @@ def test_an_arm_that_run_arms_does_not_name_is_trained_by_name(fresh):
 
 def test_stages_of_full_scale_by_their_files(fresh):
     jobs = fresh.jobs("results/b200/precision/gate.json", *B200)
-    assert jobs == {"dataset": 1, "model": 1, "w8a8": 1, "validate": 1, "gate_precision": 1}
+    assert jobs == {"dataset": 1, "model": 1, "quantise": 1, "validate": 1, "gate_precision": 1}
 
 
 def test_the_slurm_profile_plans_without_its_plugin(fresh):

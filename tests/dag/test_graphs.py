@@ -44,13 +44,13 @@ def test_audit_starts_nothing_else(fresh):
     assert fresh.jobs("audit") == {"audit": 1}
 
 
-def test_a_given_w8a8_model_is_validated_and_not_built(fresh):
+def test_a_given_quantised_model_is_validated_and_not_built(fresh):
     given = fresh.folder / "given.json"
     given.write_text("{}")
     arguments = ["--config", "actor_rollout_ref={rollout: {quantization_config_file: given.json}}"]
     plan = fresh.plan("all", *arguments)
     assert "rule validate:" in plan
-    assert "rule w8a8:" not in plan
+    assert "rule quantise:" not in plan
 
 
 def test_readme_shows_the_current_graph(fresh):

@@ -7,7 +7,7 @@ pytestmark = pytest.mark.dag
 
 def test_sweep_trains_its_grid_and_needs_no_gate(fresh):
     assert fresh.jobs("sweep") == {
-        "dataset": 1, "model": 1, "w8a8": 1, "study_settings": 12, "study_run": 12, "sweep": 1,
+        "dataset": 1, "model": 1, "quantise": 1, "study_settings": 12, "study_run": 12, "sweep": 1,
     }  # fmt: skip
 
 
@@ -23,7 +23,7 @@ def test_faults_check_the_engine_and_train_the_arms(fresh):
 
 def test_drift_runs_each_sampler_with_each_way_to_center(fresh):
     assert fresh.jobs("drift") == {
-        "dataset": 1, "model": 1, "w8a8": 1, "drift_run": 10, "drift_table": 1, "drift": 1,
+        "dataset": 1, "model": 1, "quantise": 1, "drift_run": 10, "drift_table": 1, "drift": 1,
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
 from score_centering.precision import int4_kv, requantise
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.rollout import LocalEngine, Sampling, validate_all
 from score_centering.rollout.local import forward
 
@@ -42,14 +43,9 @@ LLAMA = LlamaConfig(
     num_key_value_heads=2,
     initializer_range=0.1,
 )
-W8A8 = {
-    "quantization_config": {
-        "config_groups": {"group_0": {"targets": ["Linear"]}},
-        "ignore": ["lm_head", "re:.*in_proj_[ab]$"],
-    }
-}
-LOW = {"quantization": "int8", "w8a8_config": W8A8, "kv_cache": "int4_per_token_head"}
-BF16 = {"quantization": None, "w8a8_config": None, "kv_cache": "auto"}
+W8A8 = {"quantization_config": INT8.quantization_config(["Linear"], ["lm_head", "re:.*in_proj_[ab]$"])}
+LOW = {"quantised_config": W8A8, "kv_cache": "int4_per_token_head"}
+BF16 = {"quantised_config": None, "kv_cache": "auto"}
 SAMPLING = Sampling(temperature=1.0, max_tokens=40, greedy=False, stop_token_ids=tuple(range(150)))
 GREEDY = Sampling(temperature=1.0, max_tokens=40, greedy=True, stop_token_ids=(3,))
 PROMPTS = [

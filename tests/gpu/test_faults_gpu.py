@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from score_centering.precision import int4_kv, requantise
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.rollout import LocalEngine, Sampling
 from score_centering.rollout.local.cache_faults import CacheFaults
 
@@ -19,7 +20,7 @@ CONFIG = LlamaConfig(
     num_key_value_heads=2,
     initializer_range=0.1,
 )
-W8A8 = {"quantization_config": {"config_groups": {"group_0": {"targets": ["Linear"]}}, "ignore": ["lm_head"]}}
+W8A8 = {"quantization_config": INT8.quantization_config(["Linear"], ["lm_head"])}
 SAMPLING = Sampling(temperature=1.0, max_tokens=16, greedy=False, stop_token_ids=(3,))
 
 
@@ -42,7 +43,7 @@ def test_captured_steps_meet_new_transient_faults_in_every_call():
 
     def calls(faults: CacheFaults | None) -> list[list[list[float]]]:
         engine = LocalEngine(
-            CONFIG, quantization="int8", w8a8_config=W8A8, kv_cache="int4_per_token_head", max_batch=16,
+            CONFIG, quantised_config=W8A8, kv_cache="int4_per_token_head", max_batch=16,
             max_prompt_length=8, max_response_length=16, device="cuda", faults=faults,
         )  # fmt: skip
         weights = {name: p.detach().cuda() for name, p in model.named_parameters()}

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from score_centering.precision import int4_kv, int8_linear, quantise_activation, quantise_weight, requantise
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.precision.int8 import quantise_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -62,12 +63,13 @@ def test_weight_in_the_middle_of_a_flat_buffer():
 def test_requantise():
     weights = {"a.weight": rows(70, 576, 1), "norm.weight": rows(1, 8), "b.weight": rows(40, 256, 2)}
     on_gpu = {name: weight.cuda() for name, weight in weights.items()}
-    gpu, cpu = requantise(on_gpu, ["a", "b"]), requantise(weights, ["a", "b"])
+    listed = dict.fromkeys(["a", "b"], INT8)
+    gpu, cpu = requantise(on_gpu, listed), requantise(weights, listed)
     assert list(gpu) == list(cpu) and all(same(gpu[name], cpu[name]) for name in cpu)
     assert gpu["norm.weight"] is on_gpu["norm.weight"]
     on_gpu["b.weight"][3, 4] = float("nan")
     with pytest.raises(ValueError, match=r"b\.weight holds a NaN"):
-        requantise(on_gpu, ["a", "b"])
+        requantise(on_gpu, listed)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from score_centering.precision.int8 import FORMAT as INT8
+
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"gateway.py", "agents.py", "train.py"}
-W8A8 = {"config_groups": {"group_0": {"targets": ["Linear"]}}, "ignore": ["lm_head", "re:.*in_proj_[ab]$"]}
+W8A8 = INT8.quantization_config(["Linear"], ["lm_head", "re:.*in_proj_[ab]$"])
 PATIENCE = 300  # seconds, for a machine that has other work to do
 
 

@@ -230,7 +230,7 @@ def test_a_killed_experiment_ends_in_the_bytes_of_an_undisturbed_one(tmp_path):
     line = next(text for text in output.splitlines() if text.startswith("results/test/runs/sc/seed0: "))
     assert line.startswith("results/test/runs/sc/seed0: finished, 8 steps; ")
     assert "config.trainer.total_training_steps: 8 there, 4 here" in line
-    assert "w8a8_config_sha256: " in line
+    assert "quantised_config_sha256: " in line
     assert "1 runs: 1 made by other code, settings or inputs than today's, 0 damaged" in output
     assert digest(folder / RUN / "metrics.parquet") == killed
     assert sources(folder) == before, "something was written outside of results/"

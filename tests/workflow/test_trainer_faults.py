@@ -18,14 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 
 import score_centering.training.local  # noqa: F401  once here, so that every trainer is a fork of milliseconds
 from score_centering.data import read_split
 from score_centering.model.sources import load_folder
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.runs import PRODUCTS, RunFolder, open_run
 from score_centering.runs.lock import in_use
 from score_centering.runs.schema import read_metrics
+from score_centering.settings.model import Quantization
 
 pytestmark = pytest.mark.workflow
 
@@ -81,8 +82,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, fork) -> Project:
     load_folder(folder / "results/test/model/base")  # imports the rest of transformers, here and not in every fork
     read_split(folder / DATASET, "test")
     # What llm-compressor would write of it, as far as the engine reads it: which layers run in INT8.
-    ignore = yaml.safe_load((folder / "config/config.yaml").read_text())["quantization"]["ignore"]
-    listed = {"config_groups": {"group_0": {"targets": ["Linear"]}}, "ignore": ignore}
+    listed = INT8.quantization_config(Quantization().targets, Quantization().ignore)
     (folder / "results/test/model/w8a8").mkdir()
     (folder / "results/test/model/w8a8/config.json").write_text(json.dumps({"quantization_config": listed}))
     return project

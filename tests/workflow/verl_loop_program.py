@@ -17,6 +17,7 @@ import numpy as np
 warnings.simplefilter("ignore")
 
 from score_centering.data import Problem  # noqa: E402
+from score_centering.precision.int8 import FORMAT as INT8  # noqa: E402
 from score_centering.reward.scorer import ScoreResult  # noqa: E402
 from score_centering.runs import make_identity, open_run  # noqa: E402
 from score_centering.settings import load_settings, run_main  # noqa: E402
@@ -32,7 +33,7 @@ PROBLEMS = [
     for a in range(5)
     for b in range(4)
 ]
-W8A8 = {"config_groups": {"group_0": {"targets": ["Linear"]}}, "ignore": ["lm_head", "re:.*in_proj_[ab]$"]}
+W8A8 = INT8.quantization_config(["Linear"], ["lm_head", "re:.*in_proj_[ab]$"])
 
 
 class TextScorer:

@@ -7,8 +7,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from score_centering.precision.registry import FORMATS
 from score_centering.settings import UserError, interpolate, resolve, stage_json
-from score_centering.settings.stages import TrainStage
+from score_centering.settings.stages import QuantizationStage, TrainStage, quantised_config
 from score_centering.settings.studies import SAMPLERS, STUDIES, cell_stage, cells, ways_to_center
 
 
@@ -39,6 +40,17 @@ def afresh(rule, files):
     named = dag.forcerun | (dag.targets if dag.forcetargets else frozenset())
     forced = workflow.remote_exec or dag.forceall or rule in named or not named.isdisjoint(files)
     return "--afresh" if forced else ""
+
+
+def quantised(*settings):
+    """The config.json of each quantised model that the rollouts of these settings need; BF16 rollouts need none."""
+    paths = [quantised_config(each.actor_rollout_ref.rollout, Path(RESULTS)) for each in settings]
+    return sorted({str(path) for path in paths if path})
+
+
+def study_stage(wildcards):
+    """Settings of one run of a study."""
+    return cell_stage(interpolated(), SETTINGS, wildcards.study, wildcards.cell, wildcards.arm)
 
 
 def study_files(study, name):
@@ -73,8 +85,8 @@ TRAINED = {arm: TrainStage.of(resolved(arm)) for arm in ARMS}
 TRAINING = {arm: stage.on_the_console().to_json() for arm, stage in TRAINED.items()}
 LOGGERS = {arm: json.dumps(stage.trainer.logger) for arm, stage in TRAINED.items()}
 GPU = int(SETTINGS.runtime.device == "cuda")
-# Set SC_INT8_CONFIG, or the setting itself, to validate and use a W8A8 model instead of building one.
-W8A8_CONFIG = SETTINGS.actor_rollout_ref.rollout.quantization_config_file or "<results>/model/w8a8/config.json"
+RESULTS = f"results/{SETTINGS.experiment}"
+QUANTISED = {entry.folder: name for name, entry in FORMATS.items()}
 CELLS = {study: list(cells(SETTINGS, study)) for study in STUDIES}
 RUNS = expand("<results>/runs/{arm}/seed{seed}/run.json", arm=SETTINGS.run.arms, seed=SEEDS)
 

@@ -1,28 +1,29 @@
 """The low-precision model, what its rollouts differ by, and the gate that judges the numbers.
 
-Needs the manifests of dataset and model; promises a W8A8 checkpoint, the measured numbers with their figure, and a gate.
+Needs the manifests of dataset and model; promises a checkpoint in each number format that rollouts have, the measured
+numbers with their figure, and a gate. A config.json that is set (SC_INT8_CONFIG) is used instead of building one.
 Measuring succeeds whatever the numbers are, so that they survive; the gate fails when one exceeds its limit. Measuring
 uses the GPU where `runtime.device` is cuda.
 """
 
 
-rule w8a8:
+rule quantise:
     input:
         model="<results>/model/manifest.json",
     output:
-        config="<results>/model/w8a8/config.json",
-        manifest="<results>/model/w8a8/manifest.json",
+        config="<results>/model/{quantised}/config.json",
+        manifest="<results>/model/{quantised}/manifest.json",
     log:
-        "<results>/logs/w8a8.log",
+        "<results>/logs/quantise/{quantised}.log",
     conda:
         "../../environment.yml"
     threads: 1
     params:
-        settings=stage_json(SETTINGS, "quantization"),
+        settings=lambda wildcards: QuantizationStage.of(SETTINGS, QUANTISED[wildcards.quantised]).to_json(),
         folder=subpath(output.config, parent=True),
     shell:
         """
-        exec python workflow/scripts/w8a8.py \
+        exec python workflow/scripts/quantise.py \
             --settings {params.settings:q} \
             --model-manifest {input.model:q} \
             --output-dir {params.folder:q} \
@@ -34,7 +35,7 @@ rule validate:
     input:
         dataset="<results>/dataset/manifest.json",
         model="<results>/model/manifest.json",
-        w8a8=W8A8_CONFIG,
+        quantised=quantised(*(resolved(arm) for arm in SETTINGS.run.arms)),
     output:
         numbers="<results>/precision/validation.json",
         figure=figure("precision/validation", "Precision", "Low precision against BF16"),
@@ -53,7 +54,7 @@ rule validate:
             --settings {params.settings:q} \
             --dataset-manifest {input.dataset:q} \
             --model-manifest {input.model:q} \
-            --w8a8-config {input.w8a8:q} \
+            --quantised-config {input.quantised:q} \
             --output {output.numbers:q} \
             &> >(tee {log:q} >&2)
         """

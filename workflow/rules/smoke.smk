@@ -1,6 +1,6 @@
 """Three steps of each arm before the long runs, and the gate that judges them.
 
-Needs the manifests of dataset and model, the W8A8 configuration and a passed precision gate; promises the numbers of the
+Needs the manifests of dataset and model, the arm's quantised model and a passed precision gate; promises the numbers of the
 smoke run and a gate. The run uses the GPU where `runtime.device` is cuda.
 """
 
@@ -9,7 +9,7 @@ rule smoke:
     input:
         dataset="<results>/dataset/manifest.json",
         model="<results>/model/manifest.json",
-        w8a8=W8A8_CONFIG,
+        quantised=lambda wildcards: quantised(resolved(wildcards.arm)),
         precision="<results>/precision/gate.json",
     output:
         run="<results>/smoke/{arm}/run.json",
@@ -31,7 +31,7 @@ rule smoke:
             --settings {params.settings:q} \
             --dataset-manifest {input.dataset:q} \
             --model-manifest {input.model:q} \
-            --w8a8-config {input.w8a8:q} \
+            --quantised-config {input.quantised:q} \
             --parent "$PPID" \
             --run-dir {params.folder:q}
         """

@@ -1,7 +1,7 @@
 """Studies beside the experiment, each a target that `all` does not need: `drift`, `faults`, `sweep`,
 `stale`.
 
-Need the manifests of dataset and model and the W8A8 configuration, no gate: the studies leave the range that the gates
+Need the manifests of dataset and model and the quantised models, no gate: the studies leave the range that the gates
 guard. Runs of faults, sweep and stale are training runs as any other, so they resume; their perturbation is part of their
 identity. Use the GPU where `runtime.device` is cuda.
 """
@@ -19,9 +19,7 @@ rule study_settings:
         "../../environment.yml"
     threads: 1
     params:
-        settings=lambda wildcards: cell_stage(
-            interpolated(), SETTINGS, wildcards.study, wildcards.cell, wildcards.arm
-        ).to_json(),
+        settings=lambda wildcards: study_stage(wildcards).to_json(),
     shell:
         """
         printf '%s\\n' {params.settings:q} >{output.settings:q} 2>{log:q}
@@ -33,7 +31,7 @@ rule study_run:
         settings="<results>/{study}/settings/{cell}/{arm}.json",
         dataset="<results>/dataset/manifest.json",
         model="<results>/model/manifest.json",
-        w8a8=W8A8_CONFIG,
+        quantised=lambda wildcards: quantised(study_stage(wildcards)),
     output:
         metrics="<results>/{study}/runs/{cell}/{arm}/seed{seed}/metrics.parquet",
         timing="<results>/{study}/runs/{cell}/{arm}/seed{seed}/timing.parquet",
@@ -65,7 +63,7 @@ rule study_run:
             --settings "$(cat {input.settings:q})" \
             --dataset-manifest {input.dataset:q} \
             --model-manifest {input.model:q} \
-            --w8a8-config {input.w8a8:q} \
+            --quantised-config {input.quantised:q} \
             --parent "$PPID" \
             --run-dir {params.folder:q} {params.afresh}
         """
@@ -123,7 +121,7 @@ rule fault_check:
     input:
         dataset="<results>/dataset/manifest.json",
         model="<results>/model/manifest.json",
-        w8a8=W8A8_CONFIG,
+        quantised=quantised(SETTINGS, *(resolved(arm) for arm in SETTINGS.run.arms)),
     output:
         check="<results>/faults/check.parquet",
     log:
@@ -141,7 +139,7 @@ rule fault_check:
             --settings {params.settings:q} \
             --dataset-manifest {input.dataset:q} \
             --model-manifest {input.model:q} \
-            --w8a8-config {input.w8a8:q} \
+            --quantised-config {input.quantised:q} \
             --output {output.check:q} \
             &> >(tee {log:q} >&2)
         """
@@ -177,7 +175,7 @@ rule drift_run:
     input:
         dataset="<results>/dataset/manifest.json",
         model="<results>/model/manifest.json",
-        w8a8=W8A8_CONFIG,
+        quantised=quantised(SETTINGS),
     output:
         rows="<results>/drift/runs/{sampler}/{centering}/seed{seed}.parquet",
         weights=temp("<results>/drift/runs/{sampler}/{centering}/seed{seed}.safetensors"),
@@ -203,7 +201,7 @@ rule drift_run:
             --seed {wildcards.seed:q} \
             --dataset-manifest {input.dataset:q} \
             --model-manifest {input.model:q} \
-            --w8a8-config {input.w8a8:q} \
+            --quantised-config {input.quantised:q} \
             --output {output.rows:q} \
             &> >(tee {log:q} >&2)
         """

@@ -1,6 +1,6 @@
 """One training run for each arm and seed: rule `train_<arm>`, and the arm's own name as its target.
 
-Needs the manifests of dataset and model, the W8A8 configuration and the passed gates; promises the metrics, the resolved
+Needs the manifests of dataset and model, the arm's quantised model and the passed gates; promises the metrics, the resolved
 configuration and the manifest of the run. Checkpoints and the append-only log lie undeclared in `state/`, so that a
 killed run resumes. Uses the GPU where `runtime.device` is cuda.
 
@@ -38,7 +38,7 @@ for arm in ARMS:
             settings="<results>/settings/<arm>.json",
             dataset="<results>/dataset/manifest.json",
             model="<results>/model/manifest.json",
-            w8a8=W8A8_CONFIG,
+            quantised=quantised(TRAINED[arm]),
             precision=ancient("<results>/precision/gate.json"),
             smoke=ancient("<results>/smoke/<arm>/gate.json"),
         output:
@@ -72,7 +72,7 @@ for arm in ARMS:
                 --settings "$(cat {input.settings:q})" \
                 --dataset-manifest {input.dataset:q} \
                 --model-manifest {input.model:q} \
-                --w8a8-config {input.w8a8:q} \
+                --quantised-config {input.quantised:q} \
                 --parent "$PPID" \
                 --run-dir {params.folder:q} {params.afresh} \
                 trainer.logger={params.logger:q}

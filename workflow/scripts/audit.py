@@ -30,8 +30,8 @@ def main() -> int:
         files = [DEFAULT_CONFIG, *(file for file in arguments.configfile if file != DEFAULT_CONFIG)]
         stages = {arm: TrainStage.of(load_settings(files, arm=arm)) for arm in load_settings(files).arms}
     configs = {arm: stage.identity() for arm, stage in stages.items()}
-    w8a8_configs = {arm: stage.w8a8_config(arguments.experiment) for arm, stage in stages.items()}
-    found = audit(arguments.experiment, configs, w8a8_configs)
+    quantised_configs = {arm: stage.quantised_config(arguments.experiment) for arm, stage in stages.items()}
+    found = audit(arguments.experiment, configs, quantised_configs)
     for run in found:
         print(run.line())
     other = sum(bool(run.differs) for run in found)

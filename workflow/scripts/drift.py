@@ -15,7 +15,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dataset-manifest", type=Path, required=True, metavar="FILE", help="dataset/manifest.json")
     parser.add_argument("--model-manifest", type=Path, required=True, metavar="FILE", help="model/manifest.json")
-    parser.add_argument("--w8a8-config", type=Path, required=True, metavar="FILE", help="config.json of the W8A8 model")
+    parser.add_argument(
+        "--quantised-config", type=Path, nargs="?", metavar="FILE", help="config.json of the quantised model, if any"
+    )
     parser.add_argument(
         "--output", type=Path, required=True, metavar="FILE", help="the parquet file; weights lie beside it"
     )
@@ -34,12 +36,11 @@ def main() -> None:
     from score_centering.training.drift_runs import drift_run
     from score_centering.training.task import Inputs
 
-    needs_w8a8 = stage.train.actor_rollout_ref.rollout.quantization is not None
     inputs = Inputs(
         train=read_split(arguments.dataset_manifest, "train")[: stage.drift.steps * stage.drift.train_batch_size],
         validation=read_split(arguments.dataset_manifest, "test"),
         model_folder=verified_folder(arguments.model_manifest),
-        w8a8_config=arguments.w8a8_config if needs_w8a8 else None,
+        quantised_config=arguments.quantised_config,
     )
     vocab_size = AutoConfig.from_pretrained(inputs.model_folder, local_files_only=True).vocab_size
     allowed = ways_to_center(stage.drift.head_sizes)

@@ -12,7 +12,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset-manifest", type=Path, required=True, metavar="FILE", help="dataset/manifest.json")
     parser.add_argument("--model-manifest", type=Path, required=True, metavar="FILE", help="model/manifest.json")
-    parser.add_argument("--w8a8-config", type=Path, required=True, metavar="FILE", help="config.json of the W8A8 model")
+    parser.add_argument(
+        "--quantised-config",
+        type=Path,
+        nargs="*",
+        default=[],
+        metavar="FILE",
+        help="config.json of each quantised model that an arm's rollouts need",
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the parquet file")
     cli.add_arguments(parser)
     arguments = parser.parse_intermixed_args()
@@ -23,7 +30,7 @@ def main() -> None:
     from score_centering.validation.fault_check import check_faults
 
     rows = []
-    for row in check_faults(stage, arguments.dataset_manifest, arguments.model_manifest, arguments.w8a8_config):
+    for row in check_faults(stage, arguments.dataset_manifest, arguments.model_manifest, arguments.quantised_config):
         print(json.dumps(row), flush=True)
         rows.append(row)
     write_table(check_table(rows, stage.to_json()), arguments.output)

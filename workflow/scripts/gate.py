@@ -9,7 +9,13 @@ from score_centering.settings import run_main
 from score_centering.settings.cli import add_arguments, read
 from score_centering.settings.inputs import read_json
 from score_centering.settings.stages import PrecisionGateStage, SmokeGateStage
-from score_centering.validation.gate import FAILED_EXIT_CODE, judge, precision_numbers, smoke_numbers
+from score_centering.validation.gate import (
+    FAILED_EXIT_CODE,
+    judge,
+    precision_limits,
+    precision_numbers,
+    smoke_numbers,
+)
 
 GATES = {"precision": (PrecisionGateStage, precision_numbers), "smoke": (SmokeGateStage, smoke_numbers)}
 
@@ -23,7 +29,9 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()
     stage, numbers_of = GATES[arguments.gate]
     limits = read(arguments, stage).model_dump()["limits"]
-    verdict = judge(numbers_of(read_json(arguments.input)), limits)
+    measured = read_json(arguments.input)
+    numbers = numbers_of(measured)
+    verdict = judge(numbers, precision_limits(measured, limits) if arguments.gate == "precision" else limits)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(verdict, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(

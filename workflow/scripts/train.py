@@ -25,7 +25,13 @@ def main() -> None:
     parser.add_argument("--train-file", type=Path, help="a parquet file instead of the manifest's training split")
     parser.add_argument("--val-file", type=Path, help="a parquet file instead of the manifest's test split")
     parser.add_argument("--model-manifest", type=Path, help="default: results/<experiment>/model/manifest.json")
-    parser.add_argument("--w8a8-config", type=Path, help="default: results/<experiment>/model/w8a8/config.json")
+    parser.add_argument(
+        "--quantised-config",
+        type=Path,
+        nargs="?",
+        metavar="FILE",
+        help="default: results/<experiment>/model/…/config.json of the rollouts' number format",
+    )
     parser.add_argument("--run-dir", type=Path, help="default: results/<experiment>/{runs/ARM/seedK, by-hand/…}")
     parser.add_argument("--afresh", action="store_true", help="train a finished run anew; its old state is archived")
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings and start nothing")
@@ -55,13 +61,13 @@ def _resolved(arguments: argparse.Namespace, stage: TrainStage) -> str:
     from score_centering.training.verl.driver.verl_config import verl_config
 
     results = Path("results") / stage.experiment
-    w8a8 = stage.w8a8_config(results)
+    quantised = stage.quantised_config(results)
     config = verl_config(
         stage,
         arguments.baseline,
         arguments.seed,
         (arguments.model_manifest or results / "model/manifest.json").parent / "base",
-        w8a8 and (arguments.w8a8_config or w8a8),
+        quantised and (arguments.quantised_config or quantised),
     )
     return OmegaConf.to_yaml(config, sort_keys=True)
 
@@ -77,7 +83,7 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     results = Path("results") / stage.experiment
     dataset = arguments.dataset_manifest or results / "dataset/manifest.json"
     model = arguments.model_manifest or results / "model/manifest.json"
-    w8a8 = stage.w8a8_config(results)
+    quantised = stage.quantised_config(results)
 
     from score_centering.data import read_split
     from score_centering.data.dataset_manifest import read_table
@@ -99,7 +105,7 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
         train=read_table(arguments.train_file) if arguments.train_file else read_split(dataset, "train"),
         validation=read_table(arguments.val_file) if arguments.val_file else read_split(dataset, "test"),
         model_folder=verified_folder(model),
-        w8a8_config=w8a8 and (arguments.w8a8_config or w8a8),
+        quantised_config=quantised and (arguments.quantised_config or quantised),
     )
     identity = make_identity(
         stage.experiment,
@@ -110,7 +116,7 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
         stage.trainer.revision,
         None if arguments.train_file and arguments.val_file else dataset,
         model,
-        inputs.w8a8_config,
+        inputs.quantised_config,
     )
     afresh = arguments.afresh or arguments.smoke
     if not afresh and finished_again(run_dir, identity):

@@ -12,7 +12,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset-manifest", type=Path, required=True, metavar="FILE", help="dataset/manifest.json")
     parser.add_argument("--model-manifest", type=Path, required=True, metavar="FILE", help="model/manifest.json")
-    parser.add_argument("--w8a8-config", type=Path, required=True, metavar="FILE", help="config.json of the W8A8 model")
+    parser.add_argument(
+        "--quantised-config",
+        type=Path,
+        nargs="*",
+        default=[],
+        metavar="FILE",
+        help="config.json of each quantised model that an arm's rollouts need",
+    )
     parser.add_argument(
         "--output", type=Path, required=True, metavar="FILE", help="validation.json; its figures are written beside it"
     )
@@ -22,9 +29,11 @@ def main() -> None:
 
     from score_centering.figures.canvas import drawing, save
     from score_centering.figures.validation_page import page
-    from score_centering.validation.stage import validate_checkpoint
+    from score_centering.validation.stage import validate_precisions
 
-    validation = validate_checkpoint(stage, arguments.dataset_manifest, arguments.model_manifest, arguments.w8a8_config)
+    validation = validate_precisions(
+        stage, arguments.dataset_manifest, arguments.model_manifest, arguments.quantised_config
+    )
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(validation, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     with drawing():

@@ -99,11 +99,10 @@ def train(
     masters = MasterWeights(model, optim)
     updater = Updater(model, masters, objective, actor, trainer_temperature, "skip")
     prompts = [tuple(encode_prompt(tokenizer, problem["prompt"], INSTRUCTION, True)) for problem in problems]
-    listed = listed_linears(w8a8, model) if int8 else []
+    listed = listed_linears(w8a8, model) if int8 else {}
     engine = LocalEngine(
         model.config,
-        quantization="int8" if int8 else None,
-        w8a8_config=w8a8 if int8 else None,
+        quantised_config=w8a8 if int8 else None,
         kv_cache=kv,
         max_batch=PROMPTS * SAMPLES,
         max_prompt_length=max(map(len, prompts)),
@@ -112,8 +111,7 @@ def train(
     )
     clean = LocalEngine(
         model.config,
-        quantization=None,
-        w8a8_config=None,
+        quantised_config=None,
         kv_cache="auto",
         max_batch=PROMPTS * SAMPLES,
         max_prompt_length=max(map(len, prompts)),

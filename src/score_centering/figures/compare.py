@@ -140,7 +140,7 @@ def overlay(first: Experiment, second: Experiment, column: str, label: str, log:
 def _config(experiment: Experiment, arm: str) -> dict[str, Any]:
     identity = read_json(experiment.of(arm)[0].folder / "run.json")["identity"]
     inputs = {
-        name: identity[name] for name in ("dataset_manifest_sha256", "model_manifest_sha256", "w8a8_config_sha256")
+        name: identity[name] for name in ("dataset_manifest_sha256", "model_manifest_sha256", "quantised_config_sha256")
     }
     return {name: value for name, value in identity["config"].items() if name != "experiment"} | inputs
 

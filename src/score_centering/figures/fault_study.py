@@ -66,7 +66,7 @@ def draw_faults(check: pa.Table, runs: pa.Table) -> Figure:
     rates = sorted(seen.loc[seen["rate"] > 0, "rate"])
     for axes in grid[0]:
         _rate_axis(axes, rates)
-    _gap(gap, seen, limits.get("int8_int4kv.k3_kl", {}).get("max"))
+    _gap(gap, seen, _largest(limits, "k3_kl"))
     _repeat(repeat, seen)
     _reward(reward, trained)
     return figure
@@ -148,3 +148,8 @@ def _rate_axis(axes: Axes, rates: Sequence[float]) -> None:
     axes.set_xticks(sorted(set(rates)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value, 0 if value >= 0.01 else 1)))
+
+
+def _largest(limits: Mapping[str, Mapping[str, float]], name: str) -> float | None:
+    """The upper limit of `<precision>.<name>`; a check is of one precision."""
+    return next((limit["max"] for key, limit in limits.items() if key.endswith(f".{name}")), None)

@@ -303,7 +303,7 @@ def _configuration(experiment: Experiment, runs: Mapping[tuple[str, int], Mappin
 
 def _provenance(experiment: Experiment, runs: Mapping[tuple[str, int], Mapping[str, Any]]) -> str:
     kept = ("device", "package_sha256", "config_sha256", "dataset_manifest_sha256", "model_manifest_sha256",
-            "w8a8_config_sha256", "trainer_revision")  # fmt: skip
+            "quantised_config_sha256", "trainer_revision")  # fmt: skip
     identities = {(run.arm, run.seed): runs[run.arm, run.seed]["identity"] for run in experiment.runs}
     everyone = [{name: own[name] for name in (*kept, "versions")} for own in identities.values()]
     own_values = differing(everyone)

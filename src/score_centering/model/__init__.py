@@ -1,1 +1,1 @@
-"""The model: base weights by their pin, the warm start, and the W8A8 preparation."""
+"""The model: base weights by their pin, the warm start, and the quantised preparation."""

@@ -16,8 +16,10 @@ from score_centering.model.sources import hub_snapshot, load_folder, load_gguf, 
 from score_centering.model.warm_start import Example, WarmStartResult, warm_start
 from score_centering.model.worked import SOLUTIONS
 from score_centering.precision.bf16 import install_cpu_kernels
+from score_centering.precision.registry import UNQUANTISED_PRECISION
 from score_centering.reward import Scorer
-from score_centering.rollout import LocalEngine, Sampling
+from score_centering.rollout import Sampling
+from score_centering.rollout.make_engine import EngineOptions, make_engine
 from score_centering.settings import UserError
 from score_centering.settings.inputs import sha256_file
 from score_centering.settings.stages import ModelStage
@@ -98,16 +100,15 @@ def _warm_start(
     checked = problems[: options.check_prompts]
     prompts = [example.prompt for example in examples[: options.check_prompts]]
     sampling = Sampling(1.0, stage.max_response_length, False, stop_token_ids(tokenizer))
-    engine = LocalEngine(
-        model.config,
-        quantization=None,
-        w8a8_config=None,
-        kv_cache="auto",
+    wanted = EngineOptions(
+        "local",
+        UNQUANTISED_PRECISION,
+        stage.runtime.device,
         max_batch=len(prompts),
         max_prompt_length=stage.max_prompt_length,
         max_response_length=stage.max_response_length,
-        device=stage.runtime.device,
     )
+    engine = make_engine(wanted, model.config)
     if stage.runtime.device == "cpu":
         install_cpu_kernels(model)
 

@@ -29,6 +29,7 @@ from score_centering.planning.live_memory import pass_bytes
 from score_centering.planning.throughput import DEVICES, decoding_seconds, training_flops_per_second
 from score_centering.precision import listed_linears
 from score_centering.precision.bf16 import install_cpu_kernels
+from score_centering.precision.registry import format_of
 from score_centering.rollout.local.architecture import parameter_model, read_architecture
 from score_centering.rollout.local.local_engine import PREFILL_CHUNK, PREFILL_ROWS
 from score_centering.rollout.local.state import KvFormat, State
@@ -248,15 +249,20 @@ class Planner:
         return slots_held, State.zeros(architecture, rows, prompt, kv, torch.float32, META).nbytes()
 
     def _engine_weights(self, arm: Settings) -> int:
-        """INT8 codes and BF16 scales of the listed layers; the rest in BF16, which a CPU keeps as FP32."""
-        model, layers = parameter_model(self.config), []
-        if arm.actor_rollout_ref.rollout.quantization is not None:
-            group = {"targets": arm.quantization.targets}
-            scheme = {"config_groups": {"group_0": group}, "ignore": arm.quantization.ignore}
+        """The listed layers as vLLM stores or the local engine holds their format; the rest in BF16."""
+        model, rollout = parameter_model(self.config), arm.actor_rollout_ref.rollout
+        used = format_of(rollout.quantization)
+        device = torch.device("cpu" if self.device == "cpu" else "cuda")
+        layers: list[torch.nn.Linear] = []
+        if rollout.quantization is not None:
+            scheme = used.quantization_config(arm.quantization.targets, arm.quantization.ignore)
             layers = [model.get_submodule(name) for name in listed_linears({"quantization_config": scheme}, model)]
-        codes = sum(layer.weight.numel() for layer in layers)
-        scales = sum(layer.out_features for layer in layers)
-        return codes + 2 * scales + (self.parameters - codes) * (4 if self.device == "cpu" else 2)
+        left = self.parameters - sum(layer.weight.numel() for layer in layers)
+        sizes = [(layer.out_features, layer.in_features) for layer in layers]
+        if rollout.name == "vllm":
+            return 2 * left + sum(kind.nbytes for size in sizes for kind in used.stored(*size).values())
+        rest = left * format_of(None).held_dtype(device).itemsize
+        return rest + sum(used.held_bytes(*size, device) for size in sizes)
 
     # -------------------------------------------------------------------------------------------------------- hours
     def hours(self, arm: Settings, tokens: tuple[int, int]) -> Hours:

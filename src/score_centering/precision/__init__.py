@@ -1,6 +1,19 @@
-"""Number formats of the rollout engine (INT8 linears, INT4 KV cache) and the requantising adapter."""
+"""Number formats of rollouts and the requantising adapter; torch is imported only once one of them is wanted."""
 
-from score_centering.precision.int8 import int8_linear, quantise_activation, quantise_weight
-from score_centering.precision.requantise import listed_linears, requantise
+from importlib import import_module
+from typing import Any
 
-__all__ = ["int8_linear", "listed_linears", "quantise_activation", "quantise_weight", "requantise"]
+_PLACES = {
+    "listed_linears": "requantising",
+    "requantise": "requantising",
+    "int8_linear": "int8",
+    "quantise_activation": "int8",
+    "quantise_weight": "int8",
+}
+__all__ = list(_PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(import_module(f"score_centering.precision.{_PLACES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,10 +3,12 @@
 Axis letters: N rows (tokens), I input features, O output features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from score_centering.precision.format import Format, Kind, Stored, check_matrices
 
 # A sum of 1024 products of INT8 codes stays below 127 * 128 * 1024 < 2**24, so FP32 adds them without rounding.
 EXACT_BLOCK = 1024
@@ -51,16 +53,12 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     scale = absmax / 127.5 (2**-7 where that is 0), code = rint(clamp(bf16(w / scale), -128, 127)).
     A channel with a NaN or an infinite weight has a scale that is not finite.
     """
+    check_matrices({"INT8": weight})
     return quantise_weights([weight])[0]
 
 
 def quantise_weights(weights: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """`quantise_weight` of each weight; all lie on one device."""
-    for weight in weights:
-        if weight.dtype != torch.bfloat16 or weight.dim() != 2:
-            raise ValueError(
-                f"INT8 weights: got {weight.dtype} {tuple(weight.shape)}, must be a bfloat16 matrix (out, in)"
-            )
     if weights and weights[0].is_cuda:
         from score_centering.precision import format_kernels
 
@@ -144,3 +142,50 @@ def int8_linear(x: Tensor, weight_codes: Tensor, weight_scale: Tensor, bias: Ten
     if bias is not None:
         out = out + bias
     return out.reshape(*x.shape[:-1], -1)
+
+
+SCHEME = {
+    "weights": {
+        "num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False,
+        "group_size": None,
+    },
+    "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True},
+}  # fmt: skip
+
+
+class Int8(Format):
+    """W8A8: one BF16 scale an output channel, one FP32 scale a token."""
+
+    name, compressor, parts = "int8", "int-quantized", ("weight", "weight_scale")
+    scheme = SCHEME
+    weight_error = (0.004, 0.02)
+    min_capability = 75
+    has_scale = True
+    linear_backend = "triton"
+
+    def stored(self, n_out: int, n_in: int) -> dict[str, Kind]:
+        return {"weight": Kind((n_out, n_in), torch.int8), "weight_scale": Kind((n_out, 1), torch.bfloat16)}
+
+    def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        check_matrices(weights)
+        made = zip(weights, quantise_weights(list(weights.values())), strict=True)
+        return {layer: {"weight": codes, "weight_scale": scale} for layer, (codes, scale) in made}
+
+    def hold(self, stored: Stored) -> tuple[Tensor, Tensor]:
+        return stored["weight"], stored["weight_scale"].float()
+
+    def dequantise(self, stored: Stored) -> Tensor:
+        return stored["weight"].double() * stored["weight_scale"].double()
+
+    def quantise_input(self, x: Tensor) -> Tensor:
+        codes, scale = quantise_activation(x)
+        return codes.double() * scale.double()
+
+    def held_dtype(self, device: torch.device) -> torch.dtype:
+        return torch.int8
+
+    def multiply(self, x: Tensor, values: Tensor, scale: Tensor | None) -> Tensor:
+        return int8_linear(x, values, scale)
+
+
+FORMAT = Int8()

@@ -1,4 +1,4 @@
-"""The vLLM engine behind the same protocol: one process, W8A8 or BF16, on CUDA or on vLLM's CPU build.
+"""The vLLM engine behind the same protocol: one process, quantised or BF16, on CUDA or on vLLM's CPU build.
 
 Its worker keeps K + 1 log-probs a position (`vllm_capture`): the sampled token's first, then the K most probable ones.
 `processed_logprobs` makes them those of the distribution it sampled from, `max_logprobs` admits K of them.
@@ -31,6 +31,7 @@ from score_centering.precision.names import (
     multimodal_name,
     needs_multimodal_class,
 )
+from score_centering.precision.requantising import identify
 from score_centering.rollout.candidates import round_logprobs
 from score_centering.rollout.engine import Sampling, StreamEngine, sample_indices
 from score_centering.rollout.record import Rollout
@@ -64,13 +65,13 @@ class VllmEngine(StreamEngine):
     batch: what shares it can change a log-prob by a rounding.
 
     Args:
-        checkpoint: folder whose config.json describes the weights: BF16, or W8A8 by its `quantization_config`.
+        checkpoint: folder whose config.json describes the weights: BF16, or quantised by its `quantization_config`.
         kv_cache: "auto" (BF16) or "int4_per_token_head" (CUDA only).
         device: "cuda" or "cpu".
         max_batch: sequences decoded side by side.
         max_prompt_length, max_response_length: tokens.
         max_logprobs: the largest K that `generate` will be asked for.
-        linear_backend, attention_backend: vLLM's names, CUDA only.
+        linear_backend, attention_backend: vLLM's names, CUDA only; without one the number format chooses the kernel.
         gpu_memory_utilization: share of the device's memory, CUDA only.
         hadacore: let vLLM's fast Hadamard kernel rotate K and V. It was measured to return garbage now and then, so the
             safe kernels are the default.
@@ -81,13 +82,13 @@ class VllmEngine(StreamEngine):
         self,
         checkpoint: str | Path,
         *,
-        kv_cache: Literal["auto", "int4_per_token_head"],
+        kv_cache: str,
         device: Literal["cpu", "cuda"],
         max_batch: int,
         max_prompt_length: int,
         max_response_length: int,
         max_logprobs: int,
-        linear_backend: str = "triton",
+        linear_backend: str | None = None,
         attention_backend: str = "TRITON_ATTN",
         gpu_memory_utilization: float = 0.3,
         hadacore: bool = False,
@@ -132,7 +133,7 @@ class VllmEngine(StreamEngine):
         if device == "cuda":
             self._arguments |= {
                 "attention_backend": attention_backend,
-                "linear_backend": linear_backend,
+                "linear_backend": linear_backend or linear_backend_of(self._config),
                 "kv_cache_dtype": kv_cache,
                 "gpu_memory_utilization": gpu_memory_utilization,
                 "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
@@ -235,6 +236,11 @@ class VllmEngine(StreamEngine):
         gc.collect()
         if self.device == "cuda":
             cleanup_dist_env_and_memory()
+
+
+def linear_backend_of(config: Mapping[str, Any]) -> str:
+    """vLLM's `linear_backend` for the number format of a model's config.json."""
+    return identify(config).linear_backend if "quantization_config" in config else "auto"
 
 
 def check_cpu_kernels(path: Path) -> None:

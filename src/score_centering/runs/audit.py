@@ -32,13 +32,13 @@ class Audit:
 
 
 def audit(
-    experiment: Path, configs: Mapping[str, Mapping[str, Any]], w8a8_configs: Mapping[str, Path | None]
+    experiment: Path, configs: Mapping[str, Mapping[str, Any]], quantised_configs: Mapping[str, Path | None]
 ) -> list[Audit]:
     """Every run below `experiment`/runs, compared with today's code, installed versions and inputs.
 
     Args:
         configs: by arm, the settings that a run's identity holds.
-        w8a8_configs: by arm, the config.json that its rollouts are quantised by; None: BF16 rollouts.
+        quantised_configs: by arm, the config.json that its rollouts are quantised by; None: BF16 rollouts.
 
     Raises:
         UserError: the folder holds no run.
@@ -53,7 +53,7 @@ def audit(
     audits = []
     for folder in folders:
         arm = folder.parent.name
-        inputs = _digests({**shared, "w8a8_config_sha256": w8a8_configs.get(arm)})
+        inputs = _digests({**shared, "quantised_config_sha256": quantised_configs.get(arm)})
         audits.append(_audit_run(folder, {**code, **inputs, "config": configs.get(arm)}))
     return audits
 

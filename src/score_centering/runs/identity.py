@@ -21,7 +21,7 @@ BLOCKING = (
     "config",
     "dataset_manifest_sha256",
     "model_manifest_sha256",
-    "w8a8_config_sha256",
+    "quantised_config_sha256",
     "trainer_revision",
     "device",
     "torch",
@@ -37,7 +37,7 @@ def make_identity(
     trainer_revision: int,
     dataset_manifest: Path | None = None,
     model_manifest: Path | None = None,
-    w8a8_config: Path | None = None,
+    quantised_config: Path | None = None,
 ) -> dict[str, Any]:
     """The identity of a run, as `open_run` keeps it: JSON values only.
 
@@ -51,7 +51,7 @@ def make_identity(
         "config_sha256": json_digest(config),
         "dataset_manifest_sha256": _input_digest(dataset_manifest),
         "model_manifest_sha256": _input_digest(model_manifest),
-        "w8a8_config_sha256": _input_digest(w8a8_config),
+        "quantised_config_sha256": _input_digest(quantised_config),
         "trainer_revision": trainer_revision,
         "device": device,
         "torch": version("torch"),

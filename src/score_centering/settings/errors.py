@@ -1,9 +1,11 @@
-"""The one kind of error that is the user's to mend, and how a program ends on it."""
+"""How a program ends on a user's error."""
 
 import errno
 import gc
 import sys
 from collections.abc import Callable
+
+from score_centering.user_error import UserError
 
 USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells say it
@@ -12,10 +14,6 @@ DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
 # Importing torch and transformers creates millions of objects that live as long as the program. Looking for garbage
 # among them every 700 new ones, as Python does, takes a fifth of the start; doing so once more at the exit, another.
 GARBAGE_THRESHOLD = 50_000
-
-
-class UserError(ValueError):
-    """Bad input: the message is one line that says what is wrong, where, and what is allowed."""
 
 
 def run_main(main: Callable[[], int | None]) -> None:

@@ -8,6 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from score_centering.precision.registry import CACHES, FORMATS
+from score_centering.precision.registry import Precision as RolloutPrecision
+
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -128,9 +131,11 @@ class Model(Block):
 
 
 class Quantization(Block):
-    scheme: Literal["W8A8"] = Field(default="W8A8", description="llm-compressor scheme")
     targets: list[str] = Field(default=["Linear"], description="module classes to quantise")
-    ignore: list[str] = Field(description="module names (or re: patterns) left in BF16")
+    ignore: list[str] = Field(
+        default=["lm_head", "re:.*in_proj_[ab]$", "re:.*visual.*"],
+        description="module names (or re: patterns) left in BF16: LM head, gates of linear attention, vision tower",
+    )
 
 
 # -------------------------------------------------------------------------------------------------- precision, gates
@@ -270,11 +275,9 @@ class Actor(Block):
 
 
 class VllmArguments(Block):
-    linear_backend: str = Field(default="triton", description="vLLM's INT8 kernel")
+    linear_backend: str | None = Field(default=None, description="vLLM's kernel; null: the number format's own")
     attention_backend: str = Field(default="TRITON_ATTN", description="the backend that has an INT4 cache")
-    kv_cache_dtype: Literal["auto", "int4_per_token_head"] = Field(
-        default="auto", description="also the local engine's"
-    )
+    kv_cache_dtype: Literal[tuple(CACHES)] = Field(default="auto", description="also the local engine's")
 
 
 class EngineArguments(Block):
@@ -293,9 +296,11 @@ class RolloutSettings(Block):
     top_p: Literal[1, 1.0] = Field(default=1, description="must be 1: a filter changes the sampler's distribution")
     top_k: Literal[-1] = Field(default=-1, description="must be -1 (no filter)")
     dtype: Literal["bfloat16"] = Field(default="bfloat16", description="of everything that is not quantised")
-    quantization: Literal["int8"] | None = Field(default=None, description="W8A8 linear layers, or null for BF16")
+    quantization: Literal[tuple(FORMATS)] | None = Field(
+        default=None, description="number format of the linear layers, or null for BF16"
+    )
     quantization_config_file: str | None = Field(
-        default=None, description="config.json of the W8A8 model; null: the one this experiment prepares"
+        default=None, description="config.json of the quantised model; null: the one this experiment prepares"
     )
     max_num_seqs: Positive = Field(default=256, description="sequences decoded side by side")
     gpu_memory_utilization: Share = Field(default=0.3, description="vLLM only")
@@ -307,6 +312,11 @@ class RolloutSettings(Block):
     )
     engine_kwargs: EngineArguments = EngineArguments()
     val_kwargs: ValidationSampling = ValidationSampling()
+
+    @property
+    def precision(self) -> RolloutPrecision:
+        """What the rollouts are computed in."""
+        return RolloutPrecision(self.quantization, self.engine_kwargs.vllm.kv_cache_dtype)
 
 
 class ActorRolloutRef(Block):
@@ -453,7 +463,7 @@ class Settings(Block):
     dataset: Dataset
     prompt: Prompt
     model: Model
-    quantization: Quantization
+    quantization: Quantization = Quantization()
     precision: Precision
     smoke: Smoke
     score_centering: ScoreCentering = ScoreCentering()

@@ -6,6 +6,9 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from score_centering.precision.registry import FORMATS
+from score_centering.precision.registry import Precision as RolloutPrecision
+from score_centering.settings.load import deep_merge
 from score_centering.settings.model import (
     ActorRolloutRef,
     Algorithm,
@@ -20,6 +23,7 @@ from score_centering.settings.model import (
     Precision,
     Prompt,
     Quantization,
+    RolloutSettings,
     Runtime,
     ScoreCentering,
     Settings,
@@ -63,11 +67,27 @@ class ModelStage(Stage):
 
 
 class QuantizationStage(Stage):
+    """The preparation of one quantised checkpoint. format: as `rollout.quantization`; None: there is nothing to do."""
+
+    format: str | None
     quantization: Quantization
+
+    @classmethod
+    def of(cls, settings: Settings, format_name: str | None = None) -> Self:
+        """`format_name`: the rollouts' own unless given."""
+        chosen = format_name or settings.actor_rollout_ref.rollout.quantization
+        return cls(format=chosen, quantization=settings.quantization)
+
+
+class PrecisionChoice(Block):
+    """See `precision.registry.Precision`."""
+
+    quantization: str | None
+    kv_cache_dtype: str
 
 
 class VllmOptions(Block):
-    linear_backend: str
+    linear_backend: str | None
     attention_backend: str
     gpu_memory_utilization: float
 
@@ -80,7 +100,7 @@ class ValidationStage(Stage):
     vllm: VllmOptions | None  # of engine vllm only
     top_logprobs_num: int
     temperature: float
-    kv_cache_dtype: str
+    precisions: list[PrecisionChoice]  # of the arms that run
     max_prompt_length: int
     max_response_length: int
 
@@ -101,18 +121,33 @@ class ValidationStage(Stage):
             vllm=vllm if rollout.name == "vllm" else None,
             top_logprobs_num=settings.score_centering.top_logprobs_num,
             temperature=rollout.temperature,
-            kv_cache_dtype=arguments.kv_cache_dtype,
+            precisions=[
+                PrecisionChoice(quantization=used.quantization, kv_cache_dtype=used.kv_cache_dtype)
+                for used in precisions_of_arms(settings)
+            ],
             max_prompt_length=settings.data.max_prompt_length,
             max_response_length=settings.data.max_response_length,
         )
 
 
+def precisions_of_arms(settings: Settings) -> list[RolloutPrecision]:
+    """The precisions of the arms that run, each once, in the arms' order."""
+    rollout = settings.actor_rollout_ref.rollout.model_dump()
+    found = []
+    for arm in settings.run.arms:
+        overrides = settings.arms[arm].overrides.get("actor_rollout_ref", {}).get("rollout", {})
+        found.append(RolloutSettings.model_validate(deep_merge(rollout, overrides)).precision)
+    return list(dict.fromkeys(found))
+
+
 class PrecisionGateStage(Stage):
-    limits: dict[str, Limit]
+    """A limit that is null takes a format's own limit away."""
+
+    limits: dict[str, Limit | None]
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        return cls(limits=_judged(settings.precision.limits))
+        return cls(limits=settings.precision.limits)
 
 
 class SmokeGateStage(Stage):
@@ -157,13 +192,10 @@ class TrainStage(Stage):
         """The same run, shown on the console only: equal for all of `trainer.logger`."""
         return self.model_copy(update={"trainer": self.trainer.model_copy(update={"logger": ["console"]})})
 
-    def w8a8_config(self, results: Path) -> Path | None:
+    def quantised_config(self, results: Path) -> Path | None:
         """The config.json that the rollouts are quantised by, in the experiment's folder unless it is configured; None:
         BF16 rollouts."""
-        rollout = self.actor_rollout_ref.rollout
-        if rollout.quantization is None:
-            return None
-        return Path(rollout.quantization_config_file or results / "model/w8a8/config.json")
+        return quantised_config(self.actor_rollout_ref.rollout, results)
 
 
 class GatewayStage(Stage):
@@ -237,27 +269,42 @@ class FaultCheckStage(Stage):
     """The repeatability check under faults: `validation` says what is generated, `limits` what a gate allows."""
 
     validation: ValidationStage
+    precision: PrecisionChoice
     kinds: list[str]
     rates: list[float]
     limits: dict[str, Limit]
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        limits = _judged(settings.precision.limits)
+        limits, rollout = _judged(settings.precision.limits), settings.actor_rollout_ref.rollout
+        names = {f"{rollout.precision.name}.{name}": f"*.{name}" for name in FAULT_LIMITS}
+        own = {f"{rollout.precision.name}.{name}": Limit(**limit) for name, limit in REPEAT_LIMITS.items()}
+        found = {name: limits.get(name, limits.get(every, own.get(name))) for name, every in names.items()}
         return cls(
             validation=ValidationStage.of(settings),
+            precision=PrecisionChoice(
+                quantization=rollout.quantization, kv_cache_dtype=rollout.engine_kwargs.vllm.kv_cache_dtype
+            ),
             kinds=settings.faults.kinds,
             rates=settings.faults.rates,
-            limits={name: limits[name] for name in FAULT_LIMITS if name in limits},
+            limits={name: limit for name, limit in found.items() if limit is not None},
         )
 
 
-FAULT_LIMITS = (
-    "int8_int4kv.repeat.equal_tokens_share",
-    "int8_int4kv.repeat.not_finite_logprobs",
-    "int8_int4kv.k3_kl",
-    "int8_int4kv.abs_logprob_gap_mean",
-)
+REPEAT_LIMITS: dict[str, dict[str, float]] = {
+    "repeat.equal_tokens_share": {"min": 1},
+    "repeat.not_finite_logprobs": {"max": 0},
+}
+"""Of any precision, unless `precision.limits` says otherwise."""
+FAULT_LIMITS = ("repeat.equal_tokens_share", "repeat.not_finite_logprobs", "k3_kl", "abs_logprob_gap_mean")
+
+
+def quantised_config(rollout: RolloutSettings, results: Path) -> Path | None:
+    """See `TrainStage.quantised_config`."""
+    if rollout.quantization is None:
+        return None
+    folder = FORMATS[rollout.quantization].folder
+    return Path(rollout.quantization_config_file or results / f"model/{folder}/config.json")
 
 
 def _judged(limits: dict[str, Limit | None]) -> dict[str, Limit]:

@@ -4,7 +4,6 @@ It updates FP32 masters through the BF16 model and hands the requantised weights
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +14,13 @@ from score_centering.model.sources import load_folder
 from score_centering.precision import listed_linears, requantise
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.precision.noise import WeightNoise
+from score_centering.precision.registry import UNQUANTISED_PRECISION
 from score_centering.reward import Scorer
-from score_centering.rollout import LocalEngine, Rollout
+from score_centering.rollout import Rollout, StreamEngine
 from score_centering.rollout.local.cache_faults import CacheFaults
-from score_centering.rollout.vllm import VllmEngine
+from score_centering.rollout.make_engine import EngineOptions, make_engine, read_quantised_config
 from score_centering.runs import RunFolder
 from score_centering.runs.torch_state import restore_rng_state, rng_state
-from score_centering.settings import UserError
-from score_centering.settings.inputs import read_json
 from score_centering.settings.stages import TrainStage
 from score_centering.training.arm import arm_objective
 from score_centering.training.drift_meter import DriftMeter
@@ -78,13 +76,11 @@ class LocalTrainer:
         self.updater = Updater(
             model, self.masters, objective, actor, rollout.temperature, stage.trainer.nonfinite, self.meter
         )
-        w8a8 = w8a8_config(stage, inputs.w8a8_config)
-        self.listed = [] if w8a8 is None else listed_linears(w8a8, model)
+        quantised = read_quantised_config(rollout.quantization, inputs.quantised_config)
+        self.listed = {} if quantised is None else listed_linears(quantised, model, str(inputs.quantised_config))
         self.noise = _noise(stage, seed)
-        if rollout.name == "vllm":
-            self.engine: LocalEngine | VllmEngine = _vllm_engine(stage, inputs)
-        else:
-            self.engine = _local_engine(stage, model.config, w8a8, seed)
+        options = engine_options(stage, seed)
+        self.engine = make_engine(options, model.config, inputs.model_folder, inputs.quantised_config)
         self._stage, self._clean = stage, None
         self._held: tuple[int, dict[str, Tensor]] | None = None  # weights of a stale sampler, and their step
         self._synced: int | None = None
@@ -104,7 +100,7 @@ class LocalTrainer:
         if self._synced != step:
             self._hand_over(weights, step)
 
-    def clean_engine(self, step: int) -> LocalEngine:
+    def clean_engine(self, step: int) -> StreamEngine:
         """A local engine in BF16, made when it is first asked for."""
         if self._clean is None:
             self._clean = _clean_engine(self._stage, self.model.config)
@@ -143,54 +139,38 @@ class LocalTrainer:
         self._synced = step
 
 
-def _vllm_engine(stage: TrainStage, inputs: Inputs) -> VllmEngine:
+def engine_options(stage: TrainStage, seed: int) -> EngineOptions:
+    """What a run's engine is asked for."""
     rollout, data = stage.actor_rollout_ref.rollout, stage.data
-    if stage.perturbation is not None and stage.perturbation.cache_fault is not None:
-        raise UserError("perturbation.cache_fault damages the local engine's cache: set actor_rollout_ref.rollout.name")
-    if rollout.enable_rollout_routing_replay:
-        raise UserError("actor_rollout_ref.rollout.enable_rollout_routing_replay: the local trainer needs name: local")
     arguments = rollout.engine_kwargs.vllm
-    return VllmEngine(
-        inputs.model_folder if rollout.quantization is None else inputs.w8a8_config.parent,
-        kv_cache=arguments.kv_cache_dtype,
-        device=stage.runtime.device,
+    return EngineOptions(
+        rollout.name,
+        rollout.precision,
+        stage.runtime.device,
         max_batch=rollout.max_num_seqs,
         max_prompt_length=data.max_prompt_length,
         max_response_length=data.max_response_length,
         max_logprobs=max(1, stage.score_centering.candidates),
-        linear_backend=arguments.linear_backend,
-        attention_backend=arguments.attention_backend,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-    )
-
-
-def _local_engine(stage: TrainStage, model_config: Any, w8a8: dict | None, seed: int) -> LocalEngine:
-    rollout = stage.actor_rollout_ref.rollout
-    return LocalEngine(
-        model_config,
-        quantization=rollout.quantization,
-        w8a8_config=w8a8,
-        kv_cache=rollout.engine_kwargs.vllm.kv_cache_dtype,
-        max_batch=rollout.max_num_seqs,
-        max_prompt_length=stage.data.max_prompt_length,
-        max_response_length=stage.data.max_response_length,
-        device=stage.runtime.device,
+        vllm={
+            "linear_backend": arguments.linear_backend,
+            "attention_backend": arguments.attention_backend,
+            "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        },
         faults=_faults(stage, seed),
         record_routes=rollout.enable_rollout_routing_replay,
     )
 
 
-def _clean_engine(stage: TrainStage, model_config: Any) -> LocalEngine:
-    return LocalEngine(
-        model_config,
-        quantization=None,
-        w8a8_config=None,
-        kv_cache="auto",
+def _clean_engine(stage: TrainStage, model_config: Any) -> StreamEngine:
+    options = EngineOptions(
+        "local",
+        UNQUANTISED_PRECISION,
+        stage.runtime.device,
         max_batch=min(stage.actor_rollout_ref.rollout.max_num_seqs, stage.data.val_batch_size),
         max_prompt_length=stage.data.max_prompt_length,
         max_response_length=stage.data.max_response_length,
-        device=stage.runtime.device,
     )
+    return make_engine(options, model_config)
 
 
 def _faults(stage: TrainStage, seed: int) -> CacheFaults | None:
@@ -201,12 +181,3 @@ def _faults(stage: TrainStage, seed: int) -> CacheFaults | None:
 def _noise(stage: TrainStage, seed: int) -> WeightNoise | None:
     relative = stage.perturbation.weight_noise if stage.perturbation else 0.0
     return WeightNoise(relative, seed) if relative else None
-
-
-def w8a8_config(stage: TrainStage, path: Path | None) -> dict | None:
-    """The prepared W8A8 config.json, which lists the layers that the rollouts run in INT8; None for BF16 rollouts."""
-    if stage.actor_rollout_ref.rollout.quantization is None:
-        return None
-    if path is None:
-        raise UserError("INT8 rollouts need --w8a8-config (the config.json of the prepared W8A8 model)")
-    return read_json(path)

@@ -24,12 +24,12 @@ CLEAN = 1  # tells the seed of the clean reward's rollouts from that of the step
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads: problems of both splits, the folder of the base weights, and the W8A8 config.json."""
+    """What a run reads: problems of both splits, the base weights' folder, the quantised model's config.json."""
 
     train: Sequence[Problem]
     validation: Sequence[Problem]
     model_folder: Path
-    w8a8_config: Path | None
+    quantised_config: Path | None
 
 
 @dataclass(frozen=True)

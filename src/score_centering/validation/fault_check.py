@@ -4,10 +4,11 @@ Quantising a cache is a function of what is written, so the same seeds give the 
 gives other tokens, unless it hits nothing that is read; one that always hits the same entries looks like rounding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from score_centering.precision.registry import Precision
 from score_centering.rollout import Engine, Rollout, Sampling
 from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.settings import UserError
@@ -15,7 +16,7 @@ from score_centering.settings.stages import FaultCheckStage, ValidationStage
 from score_centering.settings.studies import NO_FAULT
 from score_centering.validation import gaps, trainer_forward
 from score_centering.validation.gate import failures
-from score_centering.validation.measure import INT8_INT4KV, Subject
+from score_centering.validation.measure import Subject
 from score_centering.validation.repeatability import compare_repeats
 from score_centering.validation.stage import FORWARD_ROLLOUTS, engine_of, read_subject
 
@@ -23,7 +24,7 @@ GAPS = ("k3_kl", "abs_logprob_gap_mean", "abs_logprob_gap_max")
 
 
 def check_faults(
-    stage: FaultCheckStage, dataset_manifest: Path, model_manifest: Path, w8a8_config: Path
+    stage: FaultCheckStage, dataset_manifest: Path, model_manifest: Path, quantised_configs: Sequence[Path]
 ) -> Iterator[dict[str, Any]]:
     """Rows of figures.faults.CHECK: the healthy engine, then each kind and rate, transient and persistent.
 
@@ -35,17 +36,19 @@ def check_faults(
         raise UserError(
             f"actor_rollout_ref.rollout.name = {validation.engine!r}: faults damage the cache of the local engine only"
         )
-    subject, config = read_subject(validation, dataset_manifest, model_manifest, w8a8_config)
+    subject, places = read_subject(validation, dataset_manifest, model_manifest, quantised_configs)
+    precision = Precision(stage.precision.quantization, stage.precision.kv_cache_dtype)
+    checkpoint = subject.quantised.get(precision.quantization or "")
     damages = [(kind, rate, transient) for kind in stage.kinds for rate in stage.rates for transient in (True, False)]
     for kind, rate, transient in [(NO_FAULT, 0.0, False), *damages]:
         faults = CacheFaults(rate, kind, transient, validation.precision.seed) if rate else None
-        engine = engine_of(validation, INT8_INT4KV, subject, config, faults)
-        engine.sync(subject.w8a8, 0)
+        engine = engine_of(validation, precision, subject, places, faults=faults)
+        engine.sync(subject.base if checkpoint is None else checkpoint.weights, 0)
         numbers, refusal = _numbers(engine, subject, validation)
         engine.close()
-        prefixed = {f"{INT8_INT4KV}.{name}": value for name, value in numbers.items()}
+        prefixed = {f"{precision.name}.{name}": value for name, value in numbers.items()}
         limits = {name: limit.model_dump() for name, limit in stage.limits.items()}
-        failed = [line.split(" ")[0].removeprefix(f"{INT8_INT4KV}.") for line in failures(prefixed, limits)]
+        failed = [line.split(" ")[0].removeprefix(f"{precision.name}.") for line in failures(prefixed, limits)]
         yield {
             "kind": kind,
             "rate": rate,

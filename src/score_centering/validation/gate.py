@@ -7,11 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from score_centering.precision.registry import precision_names
 from score_centering.settings import UserError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FAILED_EXIT_CODE = 3
 
+OF_FORMATS = ("checkpoint.", "weights.")  # numbers of a checkpoint; any other is one of its rollouts
 Limits = Mapping[str, Mapping[str, float | None]]
 
 
@@ -54,6 +56,28 @@ def precision_numbers(validation: Mapping[str, Any]) -> dict[str, float | None]:
     if not isinstance(validation.get("numbers"), dict):
         raise UserError("not a validation.json: it has no `numbers`")
     return dict(validation["numbers"])
+
+
+def precision_limits(
+    validation: Mapping[str, Any], configured: Mapping[str, Mapping[str, float | None] | None]
+) -> dict[str, Mapping[str, float | None]]:
+    """The limits that a `precision/validation.json` is held against: those of the formats it measured, and the
+    configured ones over them.
+
+    A configured name starts with a precision, with a format, or with `*`, which stands for each that was measured; a
+    precision that this run does not measure is left out, null takes a limit away. Any other name stays and fails.
+    """
+    measured = [str(name) for name in validation.get("precisions", ())]
+    formats = [str(name) for name in validation.get("formats", ())]
+    limits: dict[str, Mapping[str, float | None] | None] = dict(validation.get("limits", {}))
+    for name, limit in configured.items():
+        prefix, _, rest = name.partition(".")
+        if prefix == "*":
+            of = formats if rest.startswith(OF_FORMATS) else measured
+            limits |= {f"{each}.{rest}": limit for each in of if f"{each}.{rest}" not in configured}
+        elif prefix in (*measured, *formats) or prefix not in precision_names():
+            limits[name] = limit
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def smoke_numbers(run: Mapping[str, Any]) -> dict[str, float | None]:

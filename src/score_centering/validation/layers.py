@@ -16,7 +16,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from score_centering.precision import int4_kv, int8_linear, quantise_activation
+from score_centering.precision import int4_kv
+from score_centering.precision.format import Stored
+from score_centering.precision.requantising import Listed
 
 INT4_ATTENTION = "score_centering_int4_kv"
 
@@ -68,15 +70,19 @@ class KvErrors:
     value: Error = field(default_factory=Error)
 
 
+def stored_parts(quantised: Mapping[str, Tensor], listed: Listed) -> dict[str, Stored]:
+    """The stored tensors of each listed layer, out of a checkpoint."""
+    return {layer: {part: quantised[f"{layer}.{part}"] for part in used.parts} for layer, used in listed.items()}
+
+
 def weight_errors(
-    base: Mapping[str, Tensor], w8a8: Mapping[str, Tensor], listed: Sequence[str]
+    base: Mapping[str, Tensor], quantised: Mapping[str, Tensor], listed: Listed
 ) -> dict[str, dict[str, float]]:
     """Per layer: relative and maximal error of the dequantised weight, and the largest relative error of a channel."""
     errors = {}
-    for layer in listed:
+    for layer, stored in stored_parts(quantised, listed).items():
         weight = base[f"{layer}.weight"].double()
-        codes, scale = w8a8[f"{layer}.weight"], w8a8[f"{layer}.weight_scale"]
-        dequantised = codes.double() * scale.double()
+        dequantised = listed[layer].dequantise(stored)
         error = Error()
         error.add(dequantised, weight)
         norms = weight.norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
@@ -100,17 +106,17 @@ def recorded_outputs(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[s
 
 
 @contextmanager
-def int8_layers(
+def quantised_layers(
     model: nn.Module,
-    w8a8: Mapping[str, Tensor],
-    listed: Sequence[str],
+    layers: Mapping[str, Stored],
+    listed: Listed,
     reference: Mapping[str, list[Tensor]] | None = None,
     mask: Tensor | None = None,
 ) -> Iterator[dict[str, LayerErrors]]:
-    """Let the listed layers compute in INT8 with the checkpoint's bytes; with `reference`, measure their errors.
+    """Let the listed layers compute with the checkpoint's bytes; with `reference`, measure their errors.
 
     Args:
-        w8a8: `<layer>.weight` int8 and `<layer>.weight_scale`.
+        layers: the stored tensors of each listed layer.
         reference: the recorded outputs of the BF16 run on the same batches.
         mask: (B, S) bool, the positions that count.
     """
@@ -119,10 +125,9 @@ def int8_layers(
 
     def compute(name: str, module: nn.Linear, inputs: tuple[Tensor], bf16: Tensor) -> Tensor:
         (x,) = inputs
-        y = int8_linear(x, w8a8[f"{name}.weight"], w8a8[f"{name}.weight_scale"], module.bias)
+        y = listed[name].linear(x, layers[name], module.bias)
         if reference is not None:
-            codes, scale = quantise_activation(x[mask])
-            errors[name].input.add(codes.double() * scale.double(), x[mask])
+            errors[name].input.add(listed[name].quantise_input(x[mask]), x[mask])
             errors[name].local.add(y[mask], bf16[mask])
             errors[name].output.add(y[mask], reference[name][calls[name]][mask])
             calls[name] += 1

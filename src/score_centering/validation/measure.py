@@ -1,11 +1,11 @@
 """The whole precision validation: rollouts in each precision, held against the trainer's BF16 forward.
 
-`numbers` of the result is flat, `<precision>.<name>` or `<topic>.<name>`: what limits refer to. `layers` has the
-detail. The documentation of precision defines every name.
+`numbers` of the result is flat, `<precision>.<name>` of rollouts and `<format>.<name>` of a quantised checkpoint: what
+limits refer to. `layers` has the detail. The documentation of precision defines every name.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,14 +14,28 @@ import torch
 from torch import Tensor, nn
 
 from score_centering.precision import requantise
+from score_centering.precision.registry import FORMATS, UNQUANTISED_PRECISION, Precision, format_of
+from score_centering.precision.requantising import Listed
 from score_centering.reward import final_answer
 from score_centering.rollout import Engine, Rollout, Sampling, validate_all
-from score_centering.validation import drift, gaps, layers, trainer_forward, w8a8_checkpoint
+from score_centering.settings.stages import REPEAT_LIMITS
+from score_centering.validation import drift, gaps, layers, quantised_checkpoint, trainer_forward
 from score_centering.validation.repeatability import compare_repeats, poison_freed_memory
 
-SCHEMA_VERSION = 1
-BF16, INT8, INT8_INT4KV = PRECISIONS = ("bf16", "int8", "int8_int4kv")
+SCHEMA_VERSION = 2
+UNCHANGED = ("mismatched_codes", "mismatched_scales", "changed_unlisted_tensors")
 ALL_PARAMETERS_LIMIT = 20_000_000
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A quantised checkpoint of the model under test."""
+
+    weights: Mapping[str, Tensor]
+    listed: Listed
+
+
+NOT_QUANTISED = Quantised({}, {})
 
 
 @dataclass(frozen=True)
@@ -30,8 +44,7 @@ class Subject:
 
     model: nn.Module  # the trainer's, in BF16
     base: Mapping[str, Tensor]  # its weights, checkpoint format
-    w8a8: Mapping[str, Tensor]  # the W8A8 checkpoint's
-    listed: Sequence[str]  # its quantised layers
+    quantised: Mapping[str, Quantised]  # its checkpoints, by number format
     prompts: Sequence[Sequence[int]]  # token ids
     stop_token_ids: tuple[int, ...]
     decode: Callable[[Sequence[int]], str]
@@ -49,13 +62,13 @@ class Plan:
     drift_tokens: int  # positions at which the whole vocabulary is recorded, at least, if there are so many
     batch_size: int  # rollouts a forward
     device: str
-    precisions: Sequence[str] = PRECISIONS  # BF16 first
+    precisions: Sequence[Precision]  # unquantised first
 
 
 def measure(
     subject: Subject,
     plan: Plan,
-    make_engine: Callable[[str], Engine],
+    make_engine: Callable[[Precision], Engine],
     poison: Callable[[str], None] = poison_freed_memory,
 ) -> dict[str, Any]:
     """Numbers and per-layer detail of every precision of the plan.
@@ -66,40 +79,56 @@ def measure(
     """
     numbers: dict[str, float] = {}
     notes: list[str] = []
-    detail: dict[str, Any] = {"weights": layers.weight_errors(subject.base, subject.w8a8, subject.listed)}
-    numbers |= w8a8_checkpoint.checkpoint_numbers(
-        subject.w8a8, requantise(subject.base, subject.listed), subject.listed, _linear_layers(subject.model)
-    )
-    numbers |= _largest(detail["weights"], "weights")
+    detail: dict[str, Any] = {"weights": {}}
+    limits: dict[str, dict[str, float]] = {}
+    for name, checkpoint in subject.quantised.items():
+        found = layers.weight_errors(subject.base, checkpoint.weights, checkpoint.listed)
+        detail["weights"][name] = found
+        fresh = requantise(subject.base, checkpoint.listed)
+        linears = _linear_layers(subject.model)
+        measured = quantised_checkpoint.checkpoint_numbers(
+            subject.base, checkpoint.weights, fresh, checkpoint.listed, linears
+        )
+        numbers |= {f"{name}.{key}": value for key, value in measured.items()} | _largest(found, f"{name}.weights")
+        low, high = format_of(name).weight_error
+        limits |= {
+            f"{name}.weights.relative": {"min": low, "max": high},
+            **{f"{name}.checkpoint.{key}": {"max": 0} for key in UNCHANGED},
+        }
     inputs: Sequence[Rollout] = ()
     bf16_greedy: Sequence[Rollout] = ()
     for precision in plan.precisions:
-        engine = make_engine(precision)
+        engine, name = make_engine(precision), precision.name
         try:
-            engine.sync(subject.base if precision == BF16 else subject.w8a8, 0)
+            checkpoint = subject.quantised.get(precision.quantization or "")
+            engine.sync(subject.base if checkpoint is None else checkpoint.weights, 0)
             sampled, repeated, dense, greedy = _generate(engine, subject, plan, poison)
         finally:
             engine.close()
-        if precision == BF16:
+        if precision == UNQUANTISED_PRECISION:
             inputs, bf16_greedy = dense, greedy
         else:
-            detail[precision] = _activation_detail(subject, plan, precision, inputs)
-            numbers |= _largest(detail[precision]["layers"], f"{precision}.activations")
-            numbers |= _largest(detail[precision].get("kv", {}), f"{precision}.kv")
+            detail[name] = _activation_detail(subject, plan, precision, inputs)
+            numbers |= _largest(detail[name]["layers"], f"{name}.activations")
+            numbers |= _largest(detail[name].get("kv", {}), f"{name}.kv")
             agreement = greedy_agreement(subject.decode, bf16_greedy, greedy)
-            numbers |= {f"{precision}.{name}": value for name, value in agreement.items()}
-        for name, value in {
+            numbers |= {f"{name}.{key}": value for key, value in agreement.items()}
+        for key, value in {
             **_distance(subject, plan, precision, sampled),
             **_drift(subject, plan, dense, notes),
-            **{f"repeat.{key}": value for key, value in compare_repeats(sampled, repeated).items()},
+            **{f"repeat.{each}": value for each, value in compare_repeats(sampled, repeated).items()},
             "positions": sum(len(r.token_ids) for r in sampled),
             "drift_positions": sum(len(r.token_ids) for r in dense),
         }.items():
-            numbers[f"{precision}.{name}"] = value
+            numbers[f"{name}.{key}"] = value
+        limits |= {f"{name}.{key}": limit for key, limit in REPEAT_LIMITS.items()}
     return {
         "schema_version": SCHEMA_VERSION,
         "vocab_size": subject.model.lm_head.weight.shape[0],
         "head_sizes": list(plan.head_sizes),
+        "precisions": {precision.name: precision.label for precision in plan.precisions},
+        "formats": {name: FORMATS[name].label for name in subject.quantised},
+        "limits": limits,
         "notes": sorted(set(notes)),
         "numbers": numbers,
         "layers": detail,
@@ -149,14 +178,15 @@ def _generate(
     return sampled, repeated, dense, engine.generate(subject.prompts, 1, greedy, plan.seed, 0)
 
 
-def _distance(subject: Subject, plan: Plan, precision: str, sampled: Sequence[Rollout]) -> dict[str, float]:
+def _distance(subject: Subject, plan: Plan, precision: Precision, sampled: Sequence[Rollout]) -> dict[str, float]:
     """The gap to the trainer, head masses, and the gap between the engine and the emulation of its formats."""
     scores = trainer_forward.score(subject.model, sampled, plan.temperature, plan.batch_size, plan.device)
     numbers = gaps.sampled_gaps(scores.log_p, scores.log_q)
     numbers |= gaps.head_masses(scores.candidate_log_q, scores.candidate_log_p, list(plan.head_sizes))
     numbers["top1_agreement"] = scores.top1_agrees.double().mean().item()
-    if precision != BF16:
-        with emulation(subject.model, subject.w8a8, subject.listed, precision):
+    if precision != UNQUANTISED_PRECISION:
+        checkpoint = subject.quantised.get(precision.quantization or "", NOT_QUANTISED)
+        with emulation(subject.model, checkpoint, precision):
             emulated = trainer_forward.score(subject.model, sampled, plan.temperature, plan.batch_size, plan.device)
         gap = gaps.sampled_gaps(emulated.log_p, emulated.log_q)
         numbers |= {f"emulation.{name}": gap[name] for name in ("abs_logprob_gap_mean", "abs_logprob_gap_p95")}
@@ -196,15 +226,17 @@ def _drift(subject: Subject, plan: Plan, dense: Sequence[Rollout], notes: list[s
 
 
 @torch.no_grad()
-def _activation_detail(subject: Subject, plan: Plan, precision: str, inputs: Sequence[Rollout]) -> dict[str, Any]:
+def _activation_detail(subject: Subject, plan: Plan, precision: Precision, inputs: Sequence[Rollout]) -> dict[str, Any]:
     """Errors by layer of the emulated precision against BF16, both run on the prompts and responses of `inputs`."""
     batch = trainer_forward.collate(inputs[: plan.batch_size], plan.device)
-    with layers.recorded_outputs(subject.model, subject.listed) as reference:
+    checkpoint = subject.quantised.get(precision.quantization or "", NOT_QUANTISED)
+    stored = layers.stored_parts(checkpoint.weights, checkpoint.listed)
+    with layers.recorded_outputs(subject.model, list(checkpoint.listed)) as reference:
         trainer_forward.hidden_states(subject.model, batch)
     with ExitStack() as stack:
-        kv = stack.enter_context(layers.int4_cache(subject.model, batch.mask)) if precision == INT8_INT4KV else {}
+        kv = stack.enter_context(_cache(subject.model, precision, batch.mask))
         linear = stack.enter_context(
-            layers.int8_layers(subject.model, subject.w8a8, subject.listed, reference, batch.mask)
+            layers.quantised_layers(subject.model, stored, checkpoint.listed, reference, batch.mask)
         )
         trainer_forward.hidden_states(subject.model, batch)
     detail = {
@@ -219,14 +251,19 @@ def _activation_detail(subject: Subject, plan: Plan, precision: str, inputs: Seq
 
 
 @contextmanager
-def emulation(model: nn.Module, w8a8: Mapping[str, Tensor], listed: Sequence[str], precision: str) -> Iterator[None]:
-    """Let `model` compute as a rollout engine of `precision` does."""
-    with ExitStack() as stack:
-        if precision != BF16:
-            stack.enter_context(layers.int8_layers(model, w8a8, listed))
-        if precision == INT8_INT4KV:
-            stack.enter_context(layers.int4_cache(model))
+def emulation(model: nn.Module, checkpoint: Quantised, precision: Precision) -> Iterator[None]:
+    """Let `model` compute as a rollout engine of `precision` does, with the bytes of `checkpoint`."""
+    stored = layers.stored_parts(checkpoint.weights, checkpoint.listed)
+    with layers.quantised_layers(model, stored, checkpoint.listed), _cache(model, precision):
         yield
+
+
+def _cache(
+    model: nn.Module, precision: Precision, mask: Tensor | None = None
+) -> AbstractContextManager[dict[str, layers.KvErrors]]:
+    if precision.kv_cache_dtype == UNQUANTISED_PRECISION.kv_cache_dtype:
+        return nullcontext({})
+    return layers.int4_cache(model, mask)
 
 
 def _largest(detail: Mapping[str, Mapping[str, float]], prefix: str) -> dict[str, float]:

@@ -14,6 +14,7 @@ from transformers.models.qwen3_5 import Qwen3_5TextConfig
 from score_centering.objectives import build_objective
 from score_centering.precision import listed_linears, requantise
 from score_centering.precision.bf16 import install_cpu_kernels
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.rollout import LocalEngine, Sampling
 from score_centering.runs import peak_rss_bytes
 from score_centering.settings.model import Actor, Optim
@@ -34,11 +35,10 @@ def main(case: dict, device: str) -> None:
     limits = {"tis_max": 2.0, "mis_min": 0.5, "mis_max": 5.0, "clip_ratio_low": 0.2, "clip_ratio_high": 0.3}
     actor = Actor(optim=Optim(lr=1e-4), ppo_micro_batch_size_per_gpu=case["micro_batch"])
     updater = Updater(model, masters, build_objective("grpo", **arm, **limits), actor, 1.0, "stop")
-    scheme = {"quantization_config": {"config_groups": {"group_0": {"targets": ["Linear"]}}, "ignore": case["ignore"]}}
+    scheme = {"quantization_config": INT8.quantization_config(["Linear"], case["ignore"])}
     engine = LocalEngine(
         model.config,
-        quantization="int8",
-        w8a8_config=scheme,
+        quantised_config=scheme,
         kv_cache="int4_per_token_head",
         max_batch=case["max_num_seqs"],
         max_prompt_length=case["prompt"],

@@ -11,6 +11,7 @@ from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
 from score_centering.planning.plan import Planner, model_config, verdict
 from score_centering.planning.throughput import decoding_seconds
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.rollout import LocalEngine
 from score_centering.settings import Settings, UserError, load_settings
 from score_centering.settings.model import HubModel, Model
@@ -93,11 +94,10 @@ def test_an_engine_that_can_not_sleep_is_held_during_the_update_too(nine_billion
 def test_the_engine_holds_what_it_says():
     settings, config = settings_of(CASE, clean_reward=True), Qwen3_5TextConfig(**SHAPE)
     held = Planner(config, "cpu").memory(settings).phases[0].held
-    scheme = {"quantization_config": {"config_groups": {"group_0": {"targets": ["Linear"]}}, "ignore": CASE["ignore"]}}
+    scheme = {"quantization_config": INT8.quantization_config(["Linear"], CASE["ignore"])}
     engine = LocalEngine(
         AutoModelForCausalLM.from_config(config).config,
-        quantization="int8",
-        w8a8_config=scheme,
+        quantised_config=scheme,
         kv_cache="int4_per_token_head",
         max_batch=CASE["max_num_seqs"],
         max_prompt_length=CASE["prompt"],
@@ -106,13 +106,12 @@ def test_the_engine_holds_what_it_says():
     found = engine.nbytes()
     assert held["rollout engine: KV cache"] == found["kv_cache"]
     assert held["rollout engine: states of linear attention"] == found["linear_attention"]
-    weights = found["int8_codes"] + found["int8_scales"] + found["other_weights"]
+    weights = found["linear_values"] + found["linear_scales"] + found["other_weights"]
     assert held["rollout engine: weights"] == pytest.approx(weights, rel=0.01)
     engine.close()
     clean = LocalEngine(
         AutoModelForCausalLM.from_config(config).config,
-        quantization=None,
-        w8a8_config=None,
+        quantised_config=None,
         kv_cache="auto",
         max_batch=CASE["max_num_seqs"],
         max_prompt_length=CASE["prompt"],

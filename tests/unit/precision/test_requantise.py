@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from score_centering.precision import listed_linears, quantise_weight, requantise
+from score_centering.precision.int8 import FORMAT as INT8
 
 
 class Block(nn.Module):
@@ -20,7 +21,7 @@ class Model(nn.Module):
 
 
 def config(ignore, targets=("Linear",)):
-    return {"quantization_config": {"config_groups": {"group_0": {"targets": list(targets)}}, "ignore": list(ignore)}}
+    return {"quantization_config": INT8.quantization_config(targets, ignore)}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def config(ignore, targets=("Linear",)):
     ],
 )
 def test_listed_linears(ignore, targets, expected):
-    assert listed_linears(config(ignore, targets), Model()) == expected
+    assert listed_linears(config(ignore, targets), Model()) == dict.fromkeys(expected, INT8)
 
 
 def weights():
@@ -46,7 +47,7 @@ def weights():
 
 def test_only_the_listed_layers_change():
     before = weights()
-    after = requantise(before, ["layers.0.up_proj", "layers.1.gate"])
+    after = requantise(before, dict.fromkeys(["layers.0.up_proj", "layers.1.gate"], INT8))
     codes, scale = quantise_weight(before["layers.0.up_proj.weight"])
     assert torch.equal(after["layers.0.up_proj.weight"], codes)
     assert torch.equal(after["layers.0.up_proj.weight_scale"], scale)
@@ -58,14 +59,14 @@ def test_only_the_listed_layers_change():
 
 def test_missing_layer_is_named():
     with pytest.raises(ValueError, match=r"no weight 'layers\.7\.up_proj\.weight'"):
-        requantise(weights(), ["layers.0.up_proj", "layers.7.up_proj"])
+        requantise(weights(), dict.fromkeys(["layers.0.up_proj", "layers.7.up_proj"], INT8))
 
 
 def test_other_dtype_is_named():
     before = weights()
     before["lm_head.weight"] = before["lm_head.weight"].float()
     with pytest.raises(ValueError, match=r"lm_head\.weight is torch\.float32 \(32, 16\), must be a bfloat16 matrix"):
-        requantise(before, ["lm_head"])
+        requantise(before, dict.fromkeys(["lm_head"], INT8))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -73,10 +74,10 @@ def test_non_finite_weight_is_named(value):
     before = weights()
     before["layers.1.up_proj.weight"][3, 5] = value
     with pytest.raises(ValueError, match=r"layers\.1\.up_proj\.weight holds a NaN or an infinite value"):
-        requantise(before, ["layers.0.up_proj", "layers.1.up_proj"])
+        requantise(before, dict.fromkeys(["layers.0.up_proj", "layers.1.up_proj"], INT8))
 
 
 def test_nothing_listed_is_a_copy_of_the_mapping():
     before = weights()
-    after = requantise(before, [])
+    after = requantise(before, {})
     assert after == before and after is not before

@@ -113,9 +113,9 @@ RUN_BY = {
     "python workflow/scripts/model.py --dataset-manifest results/tiny/dataset/manifest.json "
     "--output-dir limits/S/base --manifest limits/S/manifest.json "
     "runtime.threads=1 model.scratch.seed=S model.warm_start.seed=S": LONG,
-    "python workflow/scripts/w8a8.py --model-manifest limits/S/manifest.json --output-dir limits/S/w8a8": LONG,
+    "python workflow/scripts/quantise.py --model-manifest limits/S/manifest.json --output-dir limits/S/w8a8": LONG,
     "python workflow/scripts/validate.py --dataset-manifest results/tiny/dataset/manifest.json "
-    "--model-manifest limits/S/manifest.json --w8a8-config limits/S/w8a8/config.json "
+    "--model-manifest limits/S/manifest.json --quantised-config limits/S/w8a8/config.json "
     "--output limits/S/validation.json runtime.threads=1 precision.seed=S": LONG,
     "pytest tests/unit/runs": SUITE,
     "pytest tests/workflow/test_trainer_faults.py": SUITE,

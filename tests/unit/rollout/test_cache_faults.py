@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from score_centering.precision import int4_kv, requantise
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.rollout import LocalEngine, Sampling
 from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.settings import UserError
@@ -21,7 +22,7 @@ CONFIG = LlamaConfig(
     initializer_range=0.15,
     tie_word_embeddings=False,
 )
-W8A8 = {"quantization_config": {"config_groups": {"group_0": {"targets": ["Linear"]}}, "ignore": ["lm_head"]}}
+W8A8 = {"quantization_config": INT8.quantization_config(["Linear"], ["lm_head"])}
 PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
 SAMPLING = Sampling(temperature=1.0, max_tokens=8, greedy=False, stop_token_ids=(3,))
 
@@ -84,7 +85,7 @@ def test_a_resumed_engine_meets_the_same_faults():
 
 
 def engine(faults: CacheFaults | None, **changes) -> LocalEngine:
-    arguments = {"kv_cache": "int4_per_token_head", "quantization": "int8", "w8a8_config": W8A8} | changes
+    arguments = {"kv_cache": "int4_per_token_head", "quantised_config": W8A8} | changes
     made = LocalEngine(CONFIG, **arguments, max_batch=8, max_prompt_length=8, max_response_length=8, faults=faults)
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(CONFIG, dtype=torch.bfloat16)

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from score_centering.precision import requantise
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.rollout import LocalEngine, Rollout, Sampling, validate_all
 from score_centering.routing.replay import replaying
 from score_centering.settings import UserError
@@ -60,17 +61,12 @@ LLAMA = LlamaConfig(
 QWEN3 = Qwen3Config(
     **{key: LLAMA.to_dict()[key] for key in LLAMA.to_diff_dict() if key != "model_type"} | {"head_dim": 32}
 )
-W8A8 = {
-    "quantization_config": {
-        "config_groups": {"group_0": {"targets": ["Linear"]}},
-        "ignore": ["lm_head", "re:.*in_proj_[ab]$"],
-    }
-}
+W8A8 = {"quantization_config": INT8.quantization_config(["Linear"], ["lm_head", "re:.*in_proj_[ab]$"])}
 SAMPLING = Sampling(temperature=1.0, max_tokens=12, greedy=False, stop_token_ids=tuple(range(20)))
 GREEDY = Sampling(temperature=1.0, max_tokens=12, greedy=True, stop_token_ids=(3,))
 PROMPTS = [np.random.default_rng(0).integers(0, 300, length).tolist() for length in (1, 2, 23, 24, 9, 17, 5, 3, 20, 11)]
-LOW = {"quantization": "int8", "w8a8_config": W8A8, "kv_cache": "int4_per_token_head"}
-BF16 = {"quantization": None, "w8a8_config": None, "kv_cache": "auto"}
+LOW = {"quantised_config": W8A8, "kv_cache": "int4_per_token_head"}
+BF16 = {"quantised_config": None, "kv_cache": "auto"}
 
 
 @functools.cache
@@ -203,8 +199,8 @@ def test_memory_is_int8_and_int4():
     assert low.nbytes()["kv_cache"] == 264 * layers * kv_heads * tokens
     assert exact.nbytes()["kv_cache"] == 1024 * layers * kv_heads * tokens
     attention, mlp = (4 + 2 + 2 + 4) * 256 * 64, 3 * 96 * 64
-    assert len(low.listed) == 7 * layers and low.nbytes()["int8_codes"] == (attention + mlp) * layers
-    assert exact.nbytes()["int8_codes"] == 0
+    assert len(low.listed) == 7 * layers and low.nbytes()["linear_values"] == (attention + mlp) * layers
+    assert exact.nbytes()["linear_values"] == 0
 
 
 def test_the_gates_norms_embeddings_and_head_stay_bf16():
@@ -215,7 +211,7 @@ def test_the_gates_norms_embeddings_and_head_stay_bf16():
 
 def test_sync_copies_in_place_and_changes_the_rollouts():
     engine = make(QWEN, LOW)
-    codes = engine._weights.layers[3].mixer.qkv.matrices[0].codes
+    codes = engine._weights.layers[3].mixer.qkv.matrices[0].values
     address = codes.data_ptr()
     before = engine.generate(PROMPTS, 1, GREEDY, seed=0, top_logprobs=3)
     weights = weights_of(QWEN, engine.listed)
@@ -288,8 +284,6 @@ def test_requests_that_are_refused(change, message):
 
 def test_engines_that_are_refused():
     size = {"max_batch": 4, "max_prompt_length": 24, "max_response_length": 12}
-    with pytest.raises(UserError, match="needs a w8a8_config"):
-        LocalEngine(QWEN, **{**LOW, "w8a8_config": None}, **size)
     mixed = Qwen3Config(**{**QWEN3.to_dict(), "layer_types": ["sliding_attention", "full_attention"]})
     with pytest.raises(UserError, match="layer type 'sliding_attention', allowed are full_attention"):
         LocalEngine(mixed, **BF16, **size)

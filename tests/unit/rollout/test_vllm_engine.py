@@ -200,7 +200,7 @@ def assert_equal_to_flat_logprobs(engine: VllmEngine, rollouts: list[Rollout], s
 @needs_vllm
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
-def test_vllm_runs_the_w8a8_checkpoint_through_the_same_contract(checkpoints):
+def test_vllm_runs_the_quantised_checkpoint_through_the_same_contract(checkpoints):
     folder, weights, model = checkpoints["w8a8"]
     engine = VllmEngine(folder, **arguments())
     engine.sync(weights, 3)
@@ -221,7 +221,7 @@ def test_vllm_runs_the_w8a8_checkpoint_through_the_same_contract(checkpoints):
     assert all(np.abs(r.logprobs - r.candidate_logprobs[:, 0]).max() < 1e-3 for r in greedy)
 
     local = LocalEngine(
-        model.config, quantization="int8", w8a8_config={"quantization_config": W8A8}, kv_cache="auto", max_batch=8,
+        model.config, quantised_config={"quantization_config": W8A8}, kv_cache="auto", max_batch=8,
         max_prompt_length=16, max_response_length=16,
     )  # fmt: skip
     local.sync(weights, 3)
@@ -359,7 +359,7 @@ def test_both_engines_err_alike_on_a_trained_model(tmp_path, models_in_process):
     prompts = [tokenizer.encode(chat, add_special_tokens=False) for chat in chats]
     sizes = {"max_batch": 64, "max_prompt_length": 64, "max_response_length": 32}
     engines = {
-        "local": LocalEngine(model.config, quantization="int8", w8a8_config=quantization, kv_cache="auto", **sizes),
+        "local": LocalEngine(model.config, quantised_config=quantization, kv_cache="auto", **sizes),
         "vllm": VllmEngine(tmp_path, **arguments(**sizes)),
     }
     install_cpu_kernels(model)

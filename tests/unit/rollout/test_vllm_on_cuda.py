@@ -9,13 +9,16 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig
 
 from score_centering.precision import listed_linears
+from score_centering.precision.fp8 import FORMAT as FP8
+from score_centering.precision.int8 import FORMAT as INT8
+from score_centering.precision.registry import Precision
 from score_centering.rollout import Sampling
+from score_centering.rollout.make_engine import EngineOptions, make_engine
 from score_centering.rollout.vllm import VllmEngine, check_prompts
 from score_centering.rollout.vllm_plugin import FAST_ROTATION, choose_rotation
 from score_centering.settings import UserError, load_settings
 from score_centering.settings.stages import ValidationStage
-from score_centering.validation.measure import BF16, INT8, INT8_INT4KV
-from score_centering.validation.stage import vllm_engine
+from score_centering.validation.stage import engine_of
 
 CONFIG = Qwen3_5TextConfig(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -35,7 +38,7 @@ def test_the_text_model_runs_inside_the_multimodal_class(tmp_path):
     made = engine(tmp_path)
     assert made._config["architectures"] == ["Qwen3_5ForConditionalGeneration"]
     expected = {
-        "language_model_only": True, "gdn_prefill_backend": "triton", "linear_backend": "triton",
+        "language_model_only": True, "gdn_prefill_backend": "triton", "linear_backend": "auto",
         "attention_backend": "TRITON_ATTN", "kv_cache_dtype": "int4_per_token_head", "max_logprobs": 128,
         "logprobs_mode": "processed_logprobs", "enable_chunked_prefill": False,
     }  # fmt: skip
@@ -60,11 +63,11 @@ def test_weights_get_that_class_s_names_and_a_tied_tensor_goes_once(tmp_path):
 def test_a_scheme_of_the_multimodal_class_lists_the_text_model_s_layers():
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(CONFIG)
-    scheme = {"config_groups": {"group_0": {"targets": ["Linear"]}}, "ignore": ["lm_head"]}
     gates = [f"layers.0.linear_attn.in_proj_{kind}" for kind in "ab"]
     listed = [
         listed_linears(
-            {"quantization_config": scheme | {"ignore": ["lm_head", *(prefix + gate for gate in gates)]}}, model
+            {"quantization_config": INT8.quantization_config(["Linear"], ["lm_head", *(prefix + g for g in gates)])},
+            model,
         )
         for prefix in ("model.", "model.language_model.")
     ]
@@ -89,20 +92,38 @@ def test_the_fast_rotation_is_off_unless_asked_for(variable, flag, monkeypatch):
     assert kernels._HADACORE_AVAILABLE is flag
 
 
-def test_validation_starts_each_precision_from_its_own_folder(tmp_path):
-    folders = {BF16: tmp_path / "base", INT8: tmp_path / "w8a8"}
-    for folder in folders.values():
-        CONFIG.save_pretrained(folder)
-        content = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(content | {"_name": folder.name}))
+def test_validation_starts_each_precision_from_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    places = {None: tmp_path / "base"}
+    CONFIG.save_pretrained(places[None])
+    content = json.loads((places[None] / "config.json").read_text())
+    for used in (INT8, FP8):
+        places[used.name] = tmp_path / used.name / "config.json"
+        places[used.name].parent.mkdir()
+        scheme = used.quantization_config(["Linear"], ["lm_head"])
+        places[used.name].write_text(json.dumps(content | {"quantization_config": scheme}))
     stage = ValidationStage.of(
         load_settings(["config/config.yaml"], ["actor_rollout_ref.rollout.name=vllm", "runtime.device=cuda"])
     )
-    made = {precision: vllm_engine(stage, precision, folders, 64) for precision in (BF16, INT8, INT8_INT4KV)}
-    assert {precision: found.checkpoint.name for precision, found in made.items()} == {
-        BF16: "base", INT8: "w8a8", INT8_INT4KV: "w8a8"
-    }  # fmt: skip
-    assert {precision: found._arguments["kv_cache_dtype"] for precision, found in made.items()} == {
-        BF16: "auto", INT8: "auto", INT8_INT4KV: "int4_per_token_head"
-    }  # fmt: skip
-    assert made[INT8]._arguments["max_logprobs"] == 64, "the exact drift needs the whole vocabulary"
+    subject = SimpleNamespace(model=SimpleNamespace(config=CONFIG))
+    precisions = [Precision(None, "auto"), Precision("int8", "int4_per_token_head"), Precision("fp8", "auto")]
+    made = {used.name: engine_of(stage, used, subject, places, 64) for used in precisions}
+    found = {
+        name: (engine.checkpoint.name, engine._arguments["kv_cache_dtype"], engine._arguments["linear_backend"])
+        for name, engine in made.items()
+    }
+    assert found == {
+        "bf16": ("base", "auto", "auto"),
+        "int8_int4kv": ("int8", "int4_per_token_head", "triton"),
+        "fp8": ("fp8", "auto", "auto"),
+    }
+    assert made["fp8"]._arguments["max_logprobs"] == 64, "the exact drift needs the whole vocabulary"
+
+
+def test_a_format_without_a_kernel_on_this_gpu_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": FP8.quantization_config(["Linear"], [])}))
+    options = EngineOptions("vllm", Precision("fp8", "auto"), "cuda", 8, 8, 8)
+    with pytest.raises(UserError, match=r"'fp8': vLLM has no kernel for it on NVIDIA A100 .*8\.0\), it needs 8\.9$"):
+        make_engine(options, CONFIG, tmp_path, tmp_path / "config.json")

@@ -54,11 +54,11 @@ def test_another_w8a8_model(tmp_path, train):
     config = tmp_path / "config.json"
     config.write_text("{}")
     run_dir = tmp_path / "tiny" / "runs" / "sc" / "seed0"
-    train(run_dir, w8a8_config=config)
+    train(run_dir, quantised_config=config)
     assert said(run_dir, w8a8=config) == CLEAN
     assert said(run_dir, w8a8=None) == CLEAN, "an arm that has none today differs by its settings"
     config.write_text('{"quantization_config": {}}')
-    assert "; w8a8_config_sha256: " in said(run_dir, w8a8=config)
+    assert "; quantised_config_sha256: " in said(run_dir, w8a8=config)
     config.unlink()
     assert said(run_dir, w8a8=config) == CLEAN
 

@@ -218,7 +218,7 @@ def test_another_identity_never_resumes(interrupted, train, uninterrupted, chang
     assert (interrupted / "metrics.parquet").read_bytes() == uninterrupted
 
 
-@pytest.mark.parametrize("field", ["dataset_manifest", "model_manifest", "w8a8_config"])
+@pytest.mark.parametrize("field", ["dataset_manifest", "model_manifest", "quantised_config"])
 def test_changed_inputs_never_resume(tmp_path, fork, train, field):
     manifest = tmp_path / "manifest.json"
     manifest.write_text("{}")

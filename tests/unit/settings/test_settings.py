@@ -13,7 +13,7 @@ from score_centering.settings import STAGES, UserError, cli, load_settings, reso
 from score_centering.settings.json_schema import key_table, schema_text
 from score_centering.settings.load import deep_merge
 from score_centering.settings.model import ScoreCentering
-from score_centering.settings.stages import TrainStage
+from score_centering.settings.stages import FaultCheckStage, QuantizationStage, TrainStage, precisions_of_arms
 
 ROOT = Path(__file__).parents[3]
 DEFAULT = ROOT / "config/config.yaml"
@@ -95,10 +95,9 @@ def test_published_recipe():
     assert (trainer.test_freq, trainer.val_before_train) == (16, False)
     assert not actor.fsdp_config.param_offload and not actor.fsdp_config.optimizer_offload
     assert (rollout.quantization, rollout.engine_kwargs.vllm.kv_cache_dtype) == ("int8", "int4_per_token_head")
-    assert (rollout.engine_kwargs.vllm.linear_backend, rollout.engine_kwargs.vllm.attention_backend) == (
-        "triton",
-        "TRITON_ATTN",
-    )
+    # Without one the format chooses the kernel: "triton" for INT8, see the golden configuration of verl.
+    assert rollout.engine_kwargs.vllm.linear_backend is None
+    assert rollout.engine_kwargs.vllm.attention_backend == "TRITON_ATTN"
     assert settings.score_centering.top_logprobs_num == 128
 
 
@@ -250,3 +249,21 @@ def test_any_value_anywhere_is_accepted_or_refused_in_plain_lines(path, value):
         resolve(deep_merge(default(), overlay))
     except UserError as error:
         assert all(line.strip() for line in str(error).splitlines())
+
+
+def test_a_precision_is_one_setting():
+    """The checkpoint, what is validated and what a run reads all follow from `rollout.quantization`."""
+    given = load_settings([DEFAULT], ["actor_rollout_ref.rollout.quantization=fp8"])
+    results = Path("results/tiny")
+    assert TrainStage.of(given).quantised_config(results) == results / "model/fp8_dynamic/config.json"
+    assert QuantizationStage.of(given).format == "fp8"
+    measured = [precision.name for precision in precisions_of_arms(given)]
+    assert measured == ["bf16", "fp8_int4kv"]
+    assert list(FaultCheckStage.of(given).limits) == [
+        "fp8_int4kv.repeat.equal_tokens_share", "fp8_int4kv.repeat.not_finite_logprobs"
+    ]  # fmt: skip
+
+
+def test_an_unknown_format_is_refused_with_the_list():
+    with pytest.raises(UserError, match=r"rollout\.quantization = 'int9'.*'int8', 'fp8', 'int4'"):
+        load_settings([DEFAULT], ["actor_rollout_ref.rollout.quantization=int9"])

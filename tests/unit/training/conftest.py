@@ -7,16 +7,12 @@ import pytest
 
 from score_centering.data import Problem
 from score_centering.model.scratch import build_model, train_tokenizer
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.settings import load_settings
 from score_centering.training.task import Inputs
 
 ROOT = Path(__file__).parents[3]
-W8A8 = {
-    "quantization_config": {
-        "config_groups": {"group_0": {"targets": ["Linear"]}},
-        "ignore": ["lm_head", "re:.*in_proj_[ab]$"],
-    }
-}
+W8A8 = {"quantization_config": INT8.quantization_config(["Linear"], ["lm_head", "re:.*in_proj_[ab]$"])}
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,14 @@ from transformers import AutoModelForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5Text
 from score_centering.objectives import build_objective
 from score_centering.precision import requantise
 from score_centering.precision.bf16 import install_cpu_kernels
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.rollout import LocalEngine, Rollout, Sampling, validate_all
+from score_centering.rollout.make_engine import make_engine as make_rollout_engine
 from score_centering.rollout.wire import decode, encode
 from score_centering.settings import UserError, load_settings
 from score_centering.settings.model import Actor, Optim
 from score_centering.settings.stages import TrainStage
-from score_centering.training.local import _local_engine as local_engine
+from score_centering.training.local import engine_options
 from score_centering.training.masters import MasterWeights
 from score_centering.training.micro_batch import make_micro_batch
 from score_centering.training.update import Updater
@@ -40,12 +42,7 @@ SIZES = {
 CONFIG = Qwen3_5MoeTextConfig(
     **SIZES, moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=16, num_experts_per_tok=4
 )
-W8A8 = {
-    "quantization_config": {
-        "config_groups": {"group_0": {"targets": ["Linear"]}},
-        "ignore": ["lm_head", "re:.*in_proj_[ab]$", "re:.*shared_expert_gate$"],
-    }
-}
+W8A8 = {"quantization_config": INT8.quantization_config(["Linear"], ["lm_head", "re:.*in_proj_[ab]$"])}
 PROMPTS = [np.random.default_rng(1).integers(0, 120, length).tolist() for length in (1, 9, 24, 5)]
 SAMPLING = Sampling(temperature=1.0, max_tokens=12, greedy=False, stop_token_ids=tuple(range(8)))
 
@@ -56,7 +53,11 @@ def fresh_model() -> torch.nn.Module:
 
 
 def make_engine(config, **changes) -> LocalEngine:
-    arguments = {"quantization": "int8", "w8a8_config": W8A8, "kv_cache": "int4_per_token_head", "record_routes": True}
+    arguments = {
+        "quantised_config": W8A8,
+        "kv_cache": "int4_per_token_head",
+        "record_routes": True,
+    }
     sizes = {"max_batch": 8, "max_prompt_length": 24, "max_response_length": 12}
     return LocalEngine(config, **{**arguments, **sizes, **changes})
 
@@ -160,7 +161,7 @@ def test_the_switch_reaches_the_engine():
     overrides = ["actor_rollout_ref.rollout.quantization=null", "actor_rollout_ref.rollout.max_num_seqs=4"]
     for extra, recorded in (([], False), ([SWITCH], True)):
         stage = TrainStage.of(load_settings(overrides=[*overrides, *extra]))
-        assert (local_engine(stage, CONFIG, None, 0)._prompt_routes.numel() > 0) == recorded
+        assert (make_rollout_engine(engine_options(stage, 0), CONFIG)._prompt_routes.numel() > 0) == recorded
 
 
 @pytest.mark.parametrize("other", ["actor_rollout_ref.rollout.transport=gateway", "trainer.name=verl"])

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3_5C
 from transformers.models.qwen3_5 import Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig, Qwen3_5VisionConfig
 
 from score_centering.precision import quantise_weight
+from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.precision.names import multimodal_config, multimodal_name, text_name, text_part
 from score_centering.training.verl.server.vllm_sync import (
     Sync,
@@ -25,10 +26,9 @@ TEXT = Qwen3_5TextConfig(
     linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=16, linear_value_head_dim=16,
     tie_word_embeddings=True,
 )  # fmt: skip
-SCHEME = {
-    "config_groups": {"group_0": {"targets": ["Linear"]}},
-    "ignore": ["lm_head", "model.layers.0.linear_attn.in_proj_a", "model.layers.0.linear_attn.in_proj_b"],
-}
+SCHEME = INT8.quantization_config(
+    ["Linear"], ["lm_head", "model.layers.0.linear_attn.in_proj_a", "model.layers.0.linear_attn.in_proj_b"]
+)
 W8A8 = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "quantization_config": SCHEME}
 ENGINE = multimodal_config(W8A8)
 
@@ -96,7 +96,7 @@ def test_transformers_reads_that_configuration_as_the_same_text_model(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["text", "multimodal"])
-def test_buckets_become_the_bytes_of_a_w8a8_checkpoint(prefix):
+def test_buckets_become_the_bytes_of_a_quantised_checkpoint(prefix):
     given = weights()
     trained = {multimodal_name(name) if prefix == "multimodal" else name: value for name, value in given.items()}
     trained |= {"model.visual.patch_embed.proj.weight": torch.zeros(2)} if prefix == "multimodal" else {}

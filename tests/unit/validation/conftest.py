@@ -11,8 +11,11 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from score_centering.precision import requantise
 from score_centering.precision.bf16 import install_cpu_kernels
+from score_centering.precision.format import Format
+from score_centering.precision.int8 import FORMAT as INT8
+from score_centering.precision.registry import Precision
 from score_centering.rollout import Rollout, candidates
-from score_centering.validation.measure import emulation
+from score_centering.validation.measure import Quantised, emulation
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Tiny:
     model: nn.Module
     base: dict[str, Tensor]
     w8a8: dict[str, Tensor]
-    listed: list[str]
+    listed: dict[str, Format]
 
 
 @pytest.fixture(scope="session")
@@ -38,11 +41,11 @@ def tiny_qwen() -> Tiny:
                 parameter.mul_(4)  # peaked next-token distributions, as a trained model has
     model = model.to(torch.bfloat16).eval()
     install_cpu_kernels(model)
-    listed = [
-        name
+    listed = {
+        name: INT8
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and not name.endswith(("lm_head", "in_proj_a", "in_proj_b"))
-    ]
+    }
     base = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     return Tiny(model, base, requantise(base, listed), listed)
 
@@ -50,15 +53,16 @@ def tiny_qwen() -> Tiny:
 class EmulatedEngine:
     """One token at a time, a whole forward each, under the validation's emulation."""
 
-    def __init__(self, model: nn.Module, listed: list[str], precision: str) -> None:
+    def __init__(self, model: nn.Module, listed: Mapping[str, Format], precision: Precision) -> None:
         self.model, self.listed, self.precision = model, listed, precision
         self.closed = False
 
     def sync(self, weights: Mapping[str, Tensor], step: int) -> None:
-        self.weights = weights
+        quantised = self.precision.quantization is not None
+        self.checkpoint = Quantised(weights, self.listed if quantised else {})
 
     def generate(self, prompts, n, sampling, seed, top_logprobs) -> list[Rollout]:
-        with torch.no_grad(), emulation(self.model, self.weights, self.listed, self.precision):
+        with torch.no_grad(), emulation(self.model, self.checkpoint, self.precision):
             return [
                 self._one(i, j, list(prompt), sampling, seed, top_logprobs)
                 for i, prompt in enumerate(prompts)

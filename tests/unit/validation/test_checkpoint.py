@@ -6,10 +6,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from score_centering.precision.int8 import FORMAT as INT8
+from score_centering.precision.requantising import identify
 from score_centering.settings import UserError
 from score_centering.validation.gate import failures
 from score_centering.validation.layers import weight_errors
-from score_centering.validation.w8a8_checkpoint import check_scheme, check_tensors, checkpoint_numbers, read_weights
+from score_centering.validation.quantised_checkpoint import (
+    check_tensors,
+    checkpoint_numbers,
+    read_weights,
+)
 
 CONFIG = {
     "quantization_config": {
@@ -45,11 +51,11 @@ def numbers(tiny, w8a8, listed=None):
     listed = tiny.listed if listed is None else listed
     linears = [n for n, m in tiny.model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
     largest = max(e["weight_channel_max"] for e in weight_errors(tiny.base, w8a8, listed).values())
-    return checkpoint_numbers(w8a8, tiny.w8a8, listed, linears) | {"weights.channel_max": largest}
+    return checkpoint_numbers(tiny.base, w8a8, tiny.w8a8, listed, linears) | {"weights.channel_max": largest}
 
 
 def test_an_honest_checkpoint_passes(tiny_qwen):
-    check_scheme(CONFIG, WHERE)
+    assert identify(CONFIG, WHERE) is INT8
     check_tensors(tiny_qwen.base, tiny_qwen.w8a8, tiny_qwen.listed, WHERE)
     assert failures(numbers(tiny_qwen, tiny_qwen.w8a8), LIMITS) == []
 
@@ -81,7 +87,7 @@ def test_a_layer_left_in_bf16_is_refused(tiny_qwen):
 
 
 def test_layers_hidden_from_the_configuration_fail_the_gate(tiny_qwen):
-    listed = [name for name in tiny_qwen.listed if ".mlp." not in name]
+    listed = {name: used for name, used in tiny_qwen.listed.items() if ".mlp." not in name}
     kept = {f"{name}.weight" for name in tiny_qwen.listed if ".mlp." in name}
     w8a8 = {n: tiny_qwen.base[n] if n in kept else t for n, t in tiny_qwen.w8a8.items()}
     check_tensors(tiny_qwen.base, w8a8, listed, WHERE)
@@ -96,7 +102,7 @@ def test_a_changed_norm_fails_the_gate(tiny_qwen):
 
 def test_codes_of_an_unlisted_layer_are_refused(tiny_qwen):
     with pytest.raises(UserError, match="is int8, but the configuration does not list its layer"):
-        check_tensors(tiny_qwen.base, tiny_qwen.w8a8, tiny_qwen.listed[1:], WHERE)
+        check_tensors(tiny_qwen.base, tiny_qwen.w8a8, dict(list(tiny_qwen.listed.items())[1:]), WHERE)
 
 
 def test_scales_by_group_are_refused(tiny_qwen):
@@ -126,14 +132,14 @@ def test_a_wrong_group_or_strategy_is_refused(path, value, line):
         target = target[key]
     target[path[-1]] = value
     with pytest.raises(UserError) as error:
-        check_scheme(config, "config.json")
+        identify(config, "config.json")
     assert str(error.value).startswith("config.json: quantization_config.config_groups.group_0.")
     assert str(error.value).endswith(line)
 
 
-def test_a_bf16_model_is_no_w8a8_checkpoint():
-    with pytest.raises(UserError, match=r"config.json: no quantization_config: not a W8A8 checkpoint"):
-        check_scheme({"model_type": "qwen3_5_text"}, "config.json")
+def test_a_bf16_model_is_no_quantised_checkpoint():
+    with pytest.raises(UserError, match=r"config.json: no quantization_config: not a quantised checkpoint"):
+        identify({"model_type": "qwen3_5_text"}, "config.json")
 
 
 def test_weights_are_read_from_every_file(tmp_path):

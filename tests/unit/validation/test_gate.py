@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from score_centering.settings import UserError
-from score_centering.validation.gate import failures, judge, precision_numbers, smoke_numbers
+from score_centering.validation.gate import failures, judge, precision_limits, precision_numbers, smoke_numbers
 
 SCRIPT = Path(__file__).parents[3] / "workflow" / "scripts" / "gate.py"
 STEP = {
@@ -53,12 +53,50 @@ def test_no_limits_is_an_error():
 def test_judge_keeps_every_number():
     gate = judge({"x": 1.0, "y": 3.0}, {"x": {"max": 2.0, "min": None}})
     assert gate == {
-        "schema_version": 1,
+        "schema_version": 2,
         "passed": True,
         "failures": [],
         "limits": {"x": {"max": 2.0}},
         "numbers": {"x": 1.0, "y": 3.0},
     }
+
+
+MEASURED = {
+    "precisions": {"bf16": "BF16", "fp8": "FP8", "int8_int4kv": "INT8 + INT4 KV"},
+    "formats": {"fp8": "FP8", "int8": "INT8"},
+    "limits": {"fp8.weights.relative": {"max": 0.03}, "int8.weights.relative": {"max": 0.02}},
+}
+
+
+@pytest.mark.parametrize(
+    ("configured", "expected"),
+    [
+        ({"int8_int4kv.k3_kl": {"max": 1}}, {"int8_int4kv.k3_kl": {"max": 1}}),
+        ({"int4.k3_kl": {"max": 1}, "int8.k3_kl": {"max": 1}}, {"int8.k3_kl": {"max": 1}}),
+        ({"int8.weights.relative": {"max": 0.01}}, {"int8.weights.relative": {"max": 0.01}}),
+        ({"int8.weights.relative": None}, {"int8.weights.relative": None}),
+        ({"*.weights.relative": None}, {"int8.weights.relative": None, "fp8.weights.relative": None}),
+        (
+            {"*.k3_kl": {"max": 2}, "fp8.k3_kl": {"max": 1}},
+            {"bf16.k3_kl": {"max": 2}, "fp8.k3_kl": {"max": 1}, "int8_int4kv.k3_kl": {"max": 2}},
+        ),
+        ({"*.checkpoint.x": {"max": 0}}, {"fp8.checkpoint.x": {"max": 0}, "int8.checkpoint.x": {"max": 0}}),
+        ({"int9.k3_kl": {"max": 1}}, {"int9.k3_kl": {"max": 1}}),
+    ],
+    ids=[
+        "measured",
+        "a format's precision is not",
+        "over a format's own",
+        "taken away",
+        "all taken away",
+        "every",
+        "of checkpoints",
+        "unknown names stay and fail",
+    ],
+)
+def test_limits_follow_what_was_measured(configured, expected):
+    limits = MEASURED["limits"] | expected
+    assert precision_limits(MEASURED, configured) == {name: limit for name, limit in limits.items() if limit}
 
 
 def test_smoke_numbers_reduce_the_steps():
@@ -96,7 +134,8 @@ def run_gate(tmp_path: Path, kind: str, content: dict, limits: dict) -> subproce
 
 
 def test_the_program_passes_and_writes_the_gate(tmp_path):
-    done = run_gate(tmp_path, "precision", {"numbers": {"int8.k3_kl": 0.01}}, {"int8.k3_kl": {"max": 0.02}})
+    measured = {"numbers": {"int8.k3_kl": 0.01}, "precisions": {"int8": "INT8"}}
+    done = run_gate(tmp_path, "precision", measured, {"int8.k3_kl": {"max": 0.02}, "fp8.k3_kl": {"max": 0.01}})
     assert done.returncode == 0, done.stderr
     gate = json.loads((tmp_path / "gate.json").read_text())
     assert gate["passed"] is True and gate["numbers"] == {"int8.k3_kl": 0.01}

@@ -6,7 +6,15 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from score_centering.precision import int4_kv, int8_linear, requantise
-from score_centering.validation.layers import Error, int4_cache, int8_layers, recorded_outputs, weight_errors
+from score_centering.precision.int8 import FORMAT as INT8
+from score_centering.validation.layers import (
+    Error,
+    int4_cache,
+    quantised_layers,
+    recorded_outputs,
+    stored_parts,
+    weight_errors,
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +29,8 @@ def model():
 
 @pytest.fixture(scope="module")
 def listed(model):
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
+    return dict.fromkeys(linears, INT8)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +56,7 @@ def test_weight_errors_by_hand():
         "l.weight": torch.tensor([[4, -2], [0, 4]], dtype=torch.int8),
         "l.weight_scale": torch.tensor([[0.25], [0.25]], dtype=torch.bfloat16),
     }
-    numbers = weight_errors(base, w8a8, ["l"])["l"]
+    numbers = weight_errors(base, w8a8, {"l": INT8})["l"]
     assert numbers == {
         "weight_relative": pytest.approx(1 / 5.25**0.5),
         "weight_max": 1.0,
@@ -58,19 +67,20 @@ def test_weight_errors_by_hand():
 def test_one_doubled_scale_shows_in_its_channel(model, w8a8, listed):
     clean = weight_errors(model.state_dict(), w8a8, listed)
     tampered = dict(w8a8)
-    name = f"{listed[3]}.weight_scale"
+    layer = list(listed)[3]
+    name = f"{layer}.weight_scale"
     tampered[name] = w8a8[name].clone()
     tampered[name][5] *= 2
     errors = weight_errors(model.state_dict(), tampered, listed)
     assert max(numbers["weight_channel_max"] for numbers in clean.values()) < 0.02
-    assert errors[listed[3]]["weight_channel_max"] == pytest.approx(1.0, abs=0.02)
+    assert errors[layer]["weight_channel_max"] == pytest.approx(1.0, abs=0.02)
 
 
 def test_the_hooks_run_the_int8_model_and_measure_it(model, w8a8, listed):
     with torch.no_grad():
-        with recorded_outputs(model, listed) as reference:
+        with recorded_outputs(model, list(listed)) as reference:
             bf16 = model(IDS).logits
-        with int8_layers(model, w8a8, listed, reference, MASK) as errors:
+        with quantised_layers(model, stored_parts(w8a8, listed), listed, reference, MASK) as errors:
             int8 = model(IDS).logits
         assert torch.equal(model(IDS).logits, bf16), "the hooks must be gone"
     assert not torch.equal(int8, bf16)
@@ -84,7 +94,11 @@ def test_the_hooks_run_the_int8_model_and_measure_it(model, w8a8, listed):
 def test_a_layer_computes_int8_linear_on_its_own_input(model, w8a8, listed):
     name = "model.layers.0.self_attn.q_proj"
     seen = []
-    with torch.no_grad(), int8_layers(model, w8a8, listed), recorded_outputs(model, [name]) as outputs:
+    with (
+        torch.no_grad(),
+        quantised_layers(model, stored_parts(w8a8, listed), listed),
+        recorded_outputs(model, [name]) as outputs,
+    ):
         handle = model.get_submodule(name).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         model(IDS)
         handle.remove()

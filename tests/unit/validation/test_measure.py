@@ -8,7 +8,8 @@ import torch
 
 from score_centering.figures.canvas import drawing, save
 from score_centering.figures.validation_page import page
-from score_centering.validation.measure import PRECISIONS, Plan, Subject, greedy_agreement, measure
+from score_centering.precision.registry import Precision
+from score_centering.validation.measure import Plan, Quantised, Subject, greedy_agreement, measure
 
 PROMPTS = [[5, 9, 17], [3, 44, 21, 60], [30]]
 
@@ -18,8 +19,7 @@ def subject(tiny_qwen):
     return Subject(
         model=tiny_qwen.model,
         base=tiny_qwen.base,
-        w8a8=tiny_qwen.w8a8,
-        listed=tiny_qwen.listed,
+        quantised={"int8": Quantised(tiny_qwen.w8a8, tiny_qwen.listed)},
         prompts=PROMPTS,
         stop_token_ids=(0,),
         decode=lambda ids: f"\\boxed{{{ids[0]}}}",
@@ -35,7 +35,9 @@ PLAN = Plan(
     drift_tokens=10,
     batch_size=4,
     device="cpu",
+    precisions=[Precision(None, "auto"), Precision("int8", "auto"), Precision("int8", "int4_per_token_head")],
 )
+PRECISIONS = [precision.name for precision in PLAN.precisions]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def result(subject, emulated_engine):
     engines = []
 
     def make_engine(precision):
-        engines.append(emulated_engine(subject.model, subject.listed, precision))
+        engines.append(emulated_engine(subject.model, subject.quantised["int8"].listed, precision))
         return engines[-1]
 
     result = measure(subject, PLAN, make_engine, poison=lambda device: None)
@@ -55,6 +57,7 @@ def test_every_number_is_finite_and_every_precision_has_the_same_names(result):
     numbers = result["numbers"]
     assert all(math.isfinite(value) for value in numbers.values())
     names = {p: {n.removeprefix(f"{p}.") for n in numbers if n.startswith(f"{p}.")} for p in PRECISIONS}
+    names["int8"] -= {name for name in names["int8"] if name.startswith(("checkpoint.", "weights."))}
     assert names["bf16"] < names["int8"] < names["int8_int4kv"]
     assert {n for n in names["int8_int4kv"] - names["int8"]} == {"kv.key_relative", "kv.value_relative"}
 
@@ -90,9 +93,9 @@ def test_the_repeat_and_the_checkpoint_are_clean(result):
         assert numbers[f"{precision}.repeat.equal_tokens_share"] == 1
         assert numbers[f"{precision}.repeat.max_logprob_difference"] == 0
         assert numbers[f"{precision}.repeat.not_finite_logprobs"] == 0
-    assert numbers["checkpoint.mismatched_codes"] == numbers["checkpoint.mismatched_scales"] == 0
-    assert numbers["checkpoint.changed_unlisted_tensors"] == 0
-    assert 0.9 < numbers["checkpoint.quantised_weight_share"] < 1
+    assert numbers["int8.checkpoint.mismatched_codes"] == numbers["int8.checkpoint.mismatched_scales"] == 0
+    assert numbers["int8.checkpoint.changed_unlisted_tensors"] == 0
+    assert 0.9 < numbers["int8.checkpoint.quantised_weight_share"] < 1
 
 
 def test_the_model_comes_back_as_it_was(result, tiny_qwen):

@@ -1,4 +1,4 @@
-"""The local engine: INT8 weights and INT4 KV cache stored and computed with for real."""
+"""The local engine: quantised weights and KV cache, computed with for real."""
 
 from score_centering.rollout.local.local_engine import LocalEngine
 

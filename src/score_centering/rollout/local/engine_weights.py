@@ -1,8 +1,7 @@
-"""The engine's weights: INT8 codes and scales of the listed linears, BF16 for everything else, filled in place.
+"""The engine's weights: listed linears as their number format holds them, BF16 for everything else, filled in place.
 
 Linears that read the same input are stored as one matrix (rows concatenated), so they cost one quantisation of the
 activation and one product. Every output channel has its own scale, so this changes no number.
-On a CPU, which has no fast BF16 product, BF16 matrices are kept as FP32 copies of the BF16 values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,35 +10,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from score_centering.precision import int8_linear
+from score_centering.precision.bf16_format import FORMAT as BF16
+from score_centering.precision.format import Format, Kind
 from score_centering.rollout.local.architecture import Architecture
 from score_centering.settings import UserError
 
 
 @dataclass(frozen=True)
-class Int8Matrix:
-    codes: Tensor  # (O, I) int8
-    scale: Tensor  # (O, 1) bfloat16
+class Matrix:
+    """Linears of one number format that read the same input, as one: values (O, I) and, in some formats, scale (O, 1)
+    float32, as `Format.hold` gives them."""
+
+    format: Format
+    values: Tensor
+    scale: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return int8_linear(x, self.codes, self.scale)
+        return self.format.multiply(x, self.values, self.scale)
 
-
-@dataclass(frozen=True)
-class Bf16Matrix:
-    weight: Tensor  # (O, I) bfloat16 on CUDA, float32 holding BF16 values on a CPU
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """FP32 accumulation, one rounding to BF16."""
-        if x.is_cuda:
-            return nn.functional.linear(x, self.weight)
-        return (x.float() @ self.weight.t()).to(torch.bfloat16)
+    def rows(self, part: slice) -> "Matrix":
+        """A view of some output features."""
+        return Matrix(self.format, self.values[part], None if self.scale is None else self.scale[part])
 
 
 class Projection:
     """Linears with the same input: x (N, I) bfloat16 → (N, O of all of them in the order of their names) bfloat16."""
 
-    def __init__(self, matrices: Sequence[Int8Matrix | Bf16Matrix]):
+    def __init__(self, matrices: Sequence[Matrix]):
         self.matrices = matrices
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -77,8 +74,8 @@ class ExpertWeights:
     """A mixture of E experts of size I; their matrices are BF16 whatever the linears are."""
 
     router: Projection  # (E, hidden)
-    gate_up: Bf16Matrix  # (E · 2 · I, hidden)
-    down: Tensor  # (E, hidden, I), stored as a Bf16Matrix is
+    gate_up: Matrix  # (E · 2 · I, hidden)
+    down: Tensor  # (E, hidden, I), stored as a BF16 matrix is
     shared: MlpWeights
     shared_gate: Projection  # (1, hidden)
 
@@ -94,21 +91,27 @@ class LayerWeights:
 class Weights:
     """All weights of a model and the table through which `sync` fills them."""
 
-    def __init__(self, architecture: Architecture, meta_model: nn.Module, listed: Sequence[str], device: torch.device):
+    def __init__(
+        self, architecture: Architecture, meta_model: nn.Module, listed: Mapping[str, Format], device: torch.device
+    ):
         self.device = device
         self._shapes = {name: tuple(parameter.shape) for name, parameter in meta_model.named_parameters()}
-        self._listed = set(listed)
-        self._targets: dict[str, Tensor] = {}  # checkpoint name → where its bytes go
+        self._listed = listed
+        self._linears: dict[str, Matrix] = {}  # layer → where its values and scale go
+        self._targets: dict[str, Tensor] = {}  # any other parameter → where it goes
         self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []  # computed from targets after every fill
         self._family = architecture.family
-        self._matrix_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.embedding = self._matrix(["model.embed_tokens"]).weight
+        self.embedding = self._matrix(["model.embed_tokens"]).values
         tied = "lm_head.weight" not in self._shapes
-        self.lm_head = Bf16Matrix(self.embedding) if tied else self._matrix(["lm_head"])
+        self.lm_head = Matrix(BF16, self.embedding) if tied else self._matrix(["lm_head"])
         self._ignored = {"lm_head.weight"} if tied else set()
         self.norm_out = self._norm("model.norm.weight")
         self.layers = [self._layer(architecture, i, kind) for i, kind in enumerate(architecture.layer_kinds)]
-        unused = self._shapes.keys() - {name.removesuffix("_scale") for name in self._targets}
+        self._kinds = {name: Kind(tuple(target.shape), torch.bfloat16) for name, target in self._targets.items()}
+        for layer, matrix in self._linears.items():
+            stored = matrix.format.stored(*self._shapes[f"{layer}.weight"])
+            self._kinds |= {f"{layer}.{part}": kind for part, kind in stored.items()}
+        unused = self._shapes.keys() - self._targets.keys() - {f"{layer}.weight" for layer in self._linears}
         if unused:
             raise UserError(f"local engine: it has no use for parameter {min(unused)!r} of this model")
 
@@ -126,24 +129,24 @@ class Weights:
         offset = self._family.norm_offset
         return self._derive(lambda: offset + stored.float()) if offset else stored
 
-    def _matrix(self, names: Sequence[str]) -> Int8Matrix | Bf16Matrix:
-        """One matrix for linears that are all listed or all not listed."""
-        listed = names[0] in self._listed
+    def _matrix(self, names: Sequence[str]) -> Matrix:
+        """One matrix for linears that all have the same format."""
+        used = self._listed.get(names[0], BF16)
         rows = [self._shapes[f"{name}.weight"][0] for name in names]
         shape = (sum(rows), self._shapes[f"{names[0]}.weight"][1])
-        weight = torch.zeros(shape, dtype=torch.int8 if listed else self._matrix_dtype, device=self.device)
-        self._targets |= {f"{name}.weight": part for name, part in zip(names, weight.split(rows), strict=True)}
-        if not listed:
-            return Bf16Matrix(weight)
-        scale = torch.zeros(shape[0], 1, dtype=torch.bfloat16, device=self.device)
-        self._targets |= {f"{name}.weight_scale": part for name, part in zip(names, scale.split(rows), strict=True)}
-        return Int8Matrix(weight, scale)
+        values = torch.zeros(shape, dtype=used.held_dtype(self.device), device=self.device)
+        scale = torch.zeros(shape[0], 1, dtype=torch.float32, device=self.device) if used.has_scale else None
+        whole, start = Matrix(used, values, scale), 0
+        for name, count in zip(names, rows, strict=True):
+            self._linears[name] = whole.rows(slice(start, start + count))
+            start += count
+        return whole
 
     def _projection(self, prefix: str, *names: str) -> Projection:
         """Neighbours of the same number format share a matrix."""
         runs: list[list[str]] = []
         for name in (f"{prefix}.{name}" for name in names):
-            if runs and (name in self._listed) == (runs[-1][0] in self._listed):
+            if runs and self._listed.get(name) is self._listed.get(runs[-1][0]):
                 runs[-1].append(name)
             else:
                 runs.append([name])
@@ -171,7 +174,7 @@ class Weights:
         gate_up, down = (self._stack(f"{prefix}.experts.{name}") for name in ("gate_up_proj", "down_proj"))
         return ExpertWeights(
             router=self._projection(prefix, "gate"),
-            gate_up=Bf16Matrix(gate_up.flatten(0, 1)),
+            gate_up=Matrix(BF16, gate_up.flatten(0, 1)),
             down=down,
             shared=self._mlp(f"{prefix}.shared_expert"),
             shared_gate=self._projection(prefix, "shared_expert_gate"),
@@ -179,7 +182,8 @@ class Weights:
 
     def _stack(self, name: str) -> Tensor:
         """The matrices of all experts, (E, O, I)."""
-        self._targets[name] = torch.zeros(self._shapes[name], dtype=self._matrix_dtype, device=self.device)
+        dtype = BF16.held_dtype(self.device)
+        self._targets[name] = torch.zeros(self._shapes[name], dtype=dtype, device=self.device)
         return self._targets[name]
 
     def _attention(self, architecture: Architecture, prefix: str) -> AttentionWeights:
@@ -210,29 +214,34 @@ class Weights:
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
         """Copies a checkpoint into the engine's own memory; addresses don't change, so captured graphs stay valid."""
-        missing = sorted(self._targets.keys() - weights.keys())
+        missing = sorted(self._kinds.keys() - weights.keys())
         if missing:
             raise UserError(f"local engine: {missing[0]!r} is missing from the weights ({len(missing)} in all)")
-        unknown = sorted(weights.keys() - self._targets.keys() - self._ignored)
+        unknown = sorted(weights.keys() - self._kinds.keys() - self._ignored)
         if unknown:
             raise UserError(f"local engine: the weights hold {unknown[0]!r}, which this engine does not have")
-        for name, target in self._targets.items():
+        for name, kind in self._kinds.items():
             source = weights[name]
-            stored = torch.int8 if target.dtype == torch.int8 else torch.bfloat16
-            if source.dtype != stored or source.shape != target.shape:
+            if source.dtype != kind.dtype or tuple(source.shape) != kind.shape:
                 raise UserError(
-                    f"local engine: {name} is {source.dtype} {tuple(source.shape)}, "
-                    f"must be {stored} {tuple(target.shape)}"
+                    f"local engine: {name} is {source.dtype} {tuple(source.shape)}, must be {kind.dtype} {kind.shape}"
                 )
         for name, target in self._targets.items():
             target.copy_(weights[name])
+        for layer, matrix in self._linears.items():
+            stored = {part: weights[f"{layer}.{part}"] for part in matrix.format.parts}
+            values, scale = matrix.format.hold(stored)
+            matrix.values.copy_(values)
+            if matrix.scale is not None:
+                matrix.scale.copy_(scale)
         for target, compute in self._derived:
             target.copy_(compute())
 
     def nbytes(self) -> dict[str, int]:
         """Bytes held, by what holds them."""
-        total = {"int8_codes": 0, "int8_scales": 0, "other_weights": 0}
-        for name, target in self._targets.items():
-            kind = "int8_scales" if name.endswith("_scale") else "int8_codes" if target.dtype == torch.int8 else ""
-            total[kind or "other_weights"] += target.nbytes
+        total = {"linear_values": 0, "linear_scales": 0, "other_weights": 0}
+        for layer, matrix in self._linears.items():
+            total["linear_values" if layer in self._listed else "other_weights"] += matrix.values.nbytes
+            total["linear_scales"] += 0 if matrix.scale is None else matrix.scale.nbytes
+        total["other_weights"] += sum(target.nbytes for target in self._targets.values())
         return total

@@ -1,9 +1,9 @@
-"""The local rollout engine: continuous decoding with INT8 linears and an INT4 KV cache, on a CPU or one CUDA device."""
+"""The local rollout engine: continuous decoding with quantised linears and KV cache, on a CPU or one CUDA device."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,8 +40,8 @@ class LocalEngine(StreamEngine):
 
     Args:
         config: the model's transformers config.
-        quantization: "int8" computes the listed linears in W8A8, None everything in BF16.
-        w8a8_config: the config.json of the W8A8 checkpoint, whose `quantization_config` lists the linears; else None.
+        quantised_config: the config.json of the quantised checkpoint, whose `quantization_config` lists the linears and
+            says their number format; None computes everything in BF16.
         kv_cache: "int4_per_token_head" or "auto" (BF16); full-attention layers only.
         max_batch: slots, the rollouts decoded at the same time.
         max_prompt_length, max_response_length: tokens; they fix the shapes of everything.
@@ -55,8 +55,7 @@ class LocalEngine(StreamEngine):
         self,
         config: PreTrainedConfig,
         *,
-        quantization: Literal["int8"] | None,
-        w8a8_config: dict | None,
+        quantised_config: Mapping[str, Any] | None,
         kv_cache: KvFormat,
         max_batch: int,
         max_prompt_length: int,
@@ -66,8 +65,6 @@ class LocalEngine(StreamEngine):
         faults: CacheFaults | None = None,
         record_routes: bool = False,
     ):
-        if (quantization == "int8") != (w8a8_config is not None):
-            raise UserError("local engine: quantization int8 needs a w8a8_config, and BF16 takes none")
         architecture = read_architecture(config)
         if kv_cache == "int4_per_token_head":
             check_head_size(architecture.head_size)
@@ -83,7 +80,7 @@ class LocalEngine(StreamEngine):
         self.max_response_length = max_response_length
         self.check_every = check_every
         meta_model = parameter_model(config)
-        self.listed = listed_linears(w8a8_config, meta_model) if w8a8_config is not None else []
+        self.listed = {} if quantised_config is None else listed_linears(quantised_config, meta_model)
         self.architecture = architecture
         self.step: int | None = None
         self._faults = faults
@@ -109,16 +106,11 @@ class LocalEngine(StreamEngine):
 
     @classmethod
     def from_checkpoint(cls, model_dir: str | Path, **arguments) -> "LocalEngine":
-        """The engine of a checkpoint folder, with its weights: W8A8 if its config.json says so, BF16 otherwise."""
+        """The engine of a checkpoint folder, with its weights: quantised if its config.json says so, else BF16."""
         model_dir = Path(model_dir)
         raw = json.loads((model_dir / "config.json").read_text())
-        w8a8_config = raw if "quantization_config" in raw else None
-        engine = cls(
-            AutoConfig.from_pretrained(model_dir),
-            quantization="int8" if w8a8_config else None,
-            w8a8_config=w8a8_config,
-            **arguments,
-        )
+        quantised_config = raw if "quantization_config" in raw else None
+        engine = cls(AutoConfig.from_pretrained(model_dir), quantised_config=quantised_config, **arguments)
         weights: dict[str, Tensor] = {}
         for file in sorted(model_dir.glob("*.safetensors")):
             weights |= load_file(file)

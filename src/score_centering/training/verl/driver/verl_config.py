@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from score_centering.precision.registry import format_of
 from score_centering.settings import UserError
 from score_centering.settings.load import read_yaml
 from score_centering.settings.stages import TrainStage
@@ -26,7 +27,9 @@ MIN_BATCHED_TOKENS = 8192  # verl's default: prompts that vLLM reads at once
 AGENT_LOOP_MANAGER = "score_centering.training.verl.agent_loop.Manager"
 
 
-def verl_config(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8_config: Path | None) -> DictConfig:
+def verl_config(
+    stage: TrainStage, arm: str, seed: int, model_folder: Path, quantised_config: Path | None
+) -> DictConfig:
     """The configuration that verl runs with, interpolations resolved.
 
     Raises:
@@ -40,7 +43,7 @@ def verl_config(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8
     for path in OPEN:
         OmegaConf.set_struct(OmegaConf.select(defaults, path), False)
     try:
-        config = OmegaConf.merge(defaults, _overlay(stage, arm, seed, model_folder, w8a8_config))
+        config = OmegaConf.merge(defaults, _overlay(stage, arm, seed, model_folder, quantised_config))
         OmegaConf.resolve(config)
     except OmegaConfBaseException as error:
         raise UserError(f"verl's configuration: {' '.join(str(error).split())}") from None
@@ -85,7 +88,9 @@ OPEN = (
 )
 
 
-def _overlay(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8_config: Path | None) -> dict[str, Any]:
+def _overlay(
+    stage: TrainStage, arm: str, seed: int, model_folder: Path, quantised_config: Path | None
+) -> dict[str, Any]:
     data, actor, rollout = stage.data, stage.actor_rollout_ref.actor, stage.actor_rollout_ref.rollout
     greedy = rollout.val_kwargs
     cuda = stage.runtime.device == "cuda"
@@ -145,13 +150,14 @@ def _overlay(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8_co
                 "max_num_seqs": rollout.max_num_seqs,
                 "gpu_memory_utilization": rollout.gpu_memory_utilization,
                 "quantization": rollout.quantization,
-                "quantization_config_file": None if w8a8_config is None else str(w8a8_config),
+                "quantization_config_file": None if quantised_config is None else str(quantised_config),
                 "calculate_log_probs": True,
                 "logprobs_mode": "processed_logprobs",
                 "log_prob_micro_batch_size_per_gpu": actor.ppo_micro_batch_size_per_gpu,
                 "engine_kwargs": {
                     "vllm": {
                         **rollout.engine_kwargs.vllm.model_dump(),
+                        "linear_backend": _linear_backend(stage),
                         "max_logprobs": max(1, stage.score_centering.candidates),
                     }
                 },
@@ -180,6 +186,11 @@ def _overlay(stage: TrainStage, arm: str, seed: int, model_folder: Path, w8a8_co
         },
         "ray_kwargs": {"ray_init": {"num_cpus": None if cuda else 4 + ranks}},
     }
+
+
+def _linear_backend(stage: TrainStage) -> str:
+    rollout = stage.actor_rollout_ref.rollout
+    return rollout.engine_kwargs.vllm.linear_backend or format_of(rollout.quantization).linear_backend
 
 
 def _optimiser(stage: TrainStage) -> dict[str, Any]:

@@ -52,8 +52,9 @@ def train_with_verl(run: RunFolder, stage: TrainStage, arm: str, seed: int, inpu
     """
     torch.set_num_threads(stage.runtime.threads)
     torch.manual_seed(seed)
-    w8a8 = inputs.w8a8_config and inputs.w8a8_config.resolve()  # workers may run in another folder, or on another node
-    config = verl_config(stage, arm, seed, inputs.model_folder.resolve(), w8a8)
+    # Workers may run in another folder, or on another node.
+    quantised = inputs.quantised_config and inputs.quantised_config.resolve()
+    config = verl_config(stage, arm, seed, inputs.model_folder.resolve(), quantised)
     with (
         Scorer(stage.runtime.reward_workers, stage.runtime.reward_timeout_seconds) as scorer,
         ray_session(stage, config),

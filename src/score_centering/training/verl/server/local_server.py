@@ -1,4 +1,4 @@
-"""The local engine (INT8 linears, INT4 KV cache) as a rollout server of verl, and the replica that launches it."""
+"""The local engine as a rollout server of verl, and the replica that launches it."""
 
 import asyncio
 import os
@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import AutoConfig
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
-from score_centering.rollout import LocalEngine
+from score_centering.precision.registry import Precision
 from score_centering.rollout.batching import Batcher, Request
-from score_centering.settings.inputs import read_json
+from score_centering.rollout.make_engine import EngineOptions, make_engine
 from score_centering.training.verl.messages import RECORD
 
 
@@ -26,16 +26,16 @@ class LocalServer:
 
     def __init__(self, config: Any, model_folder: str, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
-        self._engine = LocalEngine(
-            AutoConfig.from_pretrained(model_folder),
-            quantization=config.quantization,
-            w8a8_config=w8a8_config(config),
-            kv_cache=config.engine_kwargs["vllm"]["kv_cache_dtype"],
+        options = EngineOptions(
+            "local",
+            Precision(config.quantization, config.engine_kwargs["vllm"]["kv_cache_dtype"]),
+            device,
             max_batch=config.max_num_seqs,
             max_prompt_length=config.prompt_length,
             max_response_length=config.response_length,
-            device=device,
         )
+        model_config = AutoConfig.from_pretrained(model_folder)
+        self._engine = make_engine(options, model_config, quantised_config=quantised_path(config))
         self._batcher = Batcher(self._engine, max_waiting=sys.maxsize)  # the driver asks for a whole step at once
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -102,6 +102,6 @@ def server_name(rank: int) -> str:
     return f"local_server_{rank}"
 
 
-def w8a8_config(config: Any) -> dict | None:
-    """Content of the config.json that verl's rollout configuration names; None for BF16 rollouts."""
-    return None if config.quantization is None else read_json(Path(config.quantization_config_file))
+def quantised_path(config: Any) -> Path | None:
+    """The quantised model's config.json that verl's rollout configuration names."""
+    return None if config.quantization is None else Path(config.quantization_config_file)

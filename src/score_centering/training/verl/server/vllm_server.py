@@ -1,4 +1,4 @@
-"""vLLM as a rollout server of verl with what verl 0.8.0 lacks: INT8 weights, and the capture records of `messages`.
+"""vLLM as a rollout server of verl with what verl 0.8.0 lacks: number formats, and the capture records of `messages`.
 
 No file of either package changes: the server and the replica are subclasses, entered into verl's registry.
 """
@@ -21,6 +21,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from score_centering.precision.names import multimodal_config, needs_multimodal_class
+from score_centering.rollout.make_engine import check_kernel, read_quantised_config
 from score_centering.rollout.vllm import check_prompts, sampling_parameters, to_rollout
 from score_centering.settings.inputs import read_json
 from score_centering.training.verl.messages import RECORD
@@ -54,13 +55,15 @@ class VllmServer(vLLMHttpServer):
             engine_kwargs.setdefault(name, value)
 
     def _apply_quantization(self) -> tuple[str | None, dict[str, Any]]:
-        """`quantization: int8` and `quantization_config_file`, which verl 0.8.0 refuses."""
+        """A number format of our own and `quantization_config_file`, which verl 0.8.0 refuses."""
         if self.config.quantization is None:
             return None, {}
-        w8a8 = read_json(Path(self.config.quantization_config_file))
-        if needs_multimodal_class(w8a8):
-            w8a8 = multimodal_config(w8a8)
-        return engine_overrides(w8a8)
+        path = Path(self.config.quantization_config_file)
+        quantised = read_quantised_config(self.config.quantization, path)
+        check_kernel(self.config.quantization, "cuda")
+        if needs_multimodal_class(quantised):
+            quantised = multimodal_config(quantised)
+        return engine_overrides(quantised)
 
     def _get_worker_extension_cls(self) -> str:
         return WORKER

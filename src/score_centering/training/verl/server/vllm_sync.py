@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from score_centering.precision import listed_linears, requantise
+from score_centering.precision.format import Format
 from score_centering.precision.names import (
     MULTIMODAL_ARCHITECTURES,
     multimodal_name,
@@ -48,13 +49,13 @@ class Sync:
 
     Args:
         hf_config: transformers' configuration of the trained model (a text model, or the multimodal one around it).
-        engine_config: content of the config.json that vLLM was started with, W8A8 if it has a `quantization_config`.
+        engine_config: content of the config.json that vLLM was started with, quantised by its `quantization_config`.
     """
 
     def __init__(self, hf_config: Any, engine_config: Mapping[str, Any]) -> None:
         model = parameter_model(hf_config.get_text_config())
         self._multimodal = engine_config["architectures"][0] in MULTIMODAL_ARCHITECTURES
-        self._listed = set(listed_linears(dict(engine_config), model) if "quantization_config" in engine_config else [])
+        self._listed = listed_linears(engine_config, model) if "quantization_config" in engine_config else {}
         # named_parameters has a tied tensor once, under the embedding's name
         self._pending = {name for name, _ in model.named_parameters()}
         self._tied = {"lm_head.weight"} - self._pending
@@ -62,7 +63,7 @@ class Sync:
         self._written: set[tuple[str, str]] = set()
 
     def bucket(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Tensors of one bucket as vLLM loads them: its names, INT8 codes and scales of the listed layers, BF16 else.
+        """Tensors of one bucket as vLLM loads them: its names, stored tensors of the listed layers, BF16 else.
 
         Each is a tensor of its own: the bucket's memory is overwritten by the next one while vLLM still collects.
 
@@ -79,11 +80,14 @@ class Sync:
                 raise ValueError(f"weight sync: {name} came twice")
             self._pending.discard(name)
             layer = name.removesuffix(".weight")
-            made = requantise({name: value.to(torch.bfloat16)}, [layer] if layer in self._listed else [])
+            made = requantise({name: value.to(torch.bfloat16)}, self._format_of(layer))
             for stored, tensor in made.items():
                 self._count(stored)
                 engine_name = multimodal_name(stored) if self._multimodal else stored
                 yield engine_name, tensor.clone() if tensor.data_ptr() == value.data_ptr() else tensor
+
+    def _format_of(self, layer: str) -> dict[str, Format]:
+        return {layer: self._listed[layer]} if layer in self._listed else {}
 
     def finish(self) -> None:
         """All weights have come.
@@ -102,9 +106,9 @@ class Sync:
         self._written.add(target)
 
 
-def engine_overrides(w8a8_config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """vLLM's `quantization` and `hf_overrides` for the prepared W8A8 config.json."""
-    return "compressed-tensors", {"quantization_config": dict(w8a8_config["quantization_config"])}
+def engine_overrides(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """vLLM's `quantization` and `hf_overrides` for a quantised model's config.json."""
+    return "compressed-tensors", {"quantization_config": dict(config["quantization_config"])}
 
 
 def flat_caches(caches: Iterable[Tensor | Sequence[Tensor]]) -> list[Tensor]:

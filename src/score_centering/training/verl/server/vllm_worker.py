@@ -14,7 +14,7 @@ from score_centering.training.verl.server.vllm_sync import Sync, flat_caches
 
 
 class WorkerExtension(vLLMColocateWorkerExtension, CaptureExtension):
-    """verl's extension with capture records, and another weight sync, INT8 or BF16: through vLLM's layerwise reload."""
+    """verl's extension with capture records, another weight sync, of any format: through vLLM's layerwise reload."""
 
     def monkey_patch_model(self, vocab_size: int) -> None:
         """Called once, when the engine is up: verl's, capture records, and a model runner whose caches can be woken.
@@ -51,7 +51,7 @@ class WorkerExtension(vLLMColocateWorkerExtension, CaptureExtension):
 
 
 def _engine_config(model_config: Any) -> dict:
-    """config.json as vLLM uses it: the folder's, with the W8A8 scheme that the server laid over it."""
+    """config.json as vLLM uses it: the folder's, with the scheme that the server laid over it."""
     config = read_json(Path(model_config.model) / "config.json")
     scheme = model_config.hf_config.to_dict().get("quantization_config")
     return config if scheme is None else config | {"quantization_config": scheme}

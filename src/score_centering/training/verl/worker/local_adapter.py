@@ -11,7 +11,8 @@ from verl.workers.rollout.base import BaseRollout
 
 from score_centering.precision import listed_linears, requantise
 from score_centering.rollout.local.architecture import parameter_model
-from score_centering.training.verl.server.local_server import server_name, w8a8_config
+from score_centering.rollout.make_engine import read_quantised_config
+from score_centering.training.verl.server.local_server import quantised_path, server_name
 
 
 class LocalAdapter(BaseRollout):
@@ -19,8 +20,9 @@ class LocalAdapter(BaseRollout):
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any) -> None:
         super().__init__(config, model_config, device_mesh)
-        w8a8 = w8a8_config(self.config)
-        self._listed = [] if w8a8 is None else listed_linears(w8a8, parameter_model(self.model_config.hf_config))
+        quantised = read_quantised_config(self.config.quantization, quantised_path(self.config))
+        model = parameter_model(self.model_config.hf_config)
+        self._listed = {} if quantised is None else listed_linears(quantised, model)
         self._name = server_name(int(os.environ["RANK"]))
 
     async def resume(self, tags: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Preparation of the W8A8 checkpoint by llm-compressor: no calibration data, the same bytes every time.
+"""Preparation of a quantised checkpoint by llm-compressor: no calibration data, the same bytes every time.
 
 llm-compressor adds 1 to the norms of Qwen3.5 (stored as w − 1) and takes it off again in BF16, which moves most of
 those weights by a rounding. Only the listed layers may change, so everything else is put back before saving, and the
@@ -21,27 +21,28 @@ from torch import Tensor, nn
 
 from score_centering.model.model_manifest import ModelManifest, digest_folder
 from score_centering.precision import listed_linears, requantise
+from score_centering.precision.format import Format
 from score_centering.runs.files import make_folder, write_file
 from score_centering.settings import UserError
 from score_centering.settings.model import Quantization
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PACKAGES = ("compressed-tensors", "llmcompressor", "safetensors", "torch", "transformers")
 # Tokenizer, chat template and generation settings travel along, so that an engine can open the folder by itself.
 COMPANIONS = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 @dataclass(frozen=True)
-class W8A8Manifest:
-    """What `model/w8a8` holds.
+class QuantisedManifest:
+    """What the folder of a quantised model holds.
 
-    scheme, targets, ignore: as configured.  quantised_layers, ignored_layers: linear layers by name.
+    format, targets, ignore: as configured.  quantised_layers, ignored_layers: linear layers by name.
     base: source and file digests of the BF16 model it was made from.  files: sha256 by name.
     versions: of the libraries.
     """
 
     schema_version: int
-    scheme: str
+    format: str
     targets: list[str]
     ignore: list[str]
     quantised_layers: list[str]
@@ -54,24 +55,25 @@ class W8A8Manifest:
         write_file(path, (json.dumps(asdict(self), indent=2, sort_keys=True) + "\n").encode())
 
 
-def prepare_w8a8(folder: Path, base: ModelManifest, quantization: Quantization, output: Path) -> W8A8Manifest:
+def prepare_quantised(
+    folder: Path, base: ModelManifest, used: Format, quantization: Quantization, output: Path
+) -> QuantisedManifest:
     """Quantise the BF16 model in `folder` (described by `base`) into `output`; run it without a visible accelerator.
 
     Raises:
-        UserError: the model is quantised already, its class is unknown, or no layer would be quantised.
+        UserError: the model is quantised already, its class is unknown, no layer would be quantised, or the format
+            can't hold one of them.
     """
     model_class, config = _model_class(folder)
     with torch.device("meta"):
         skeleton = model_class(config)
-    group = {"targets": quantization.targets}
-    listed = listed_linears(
-        {"quantization_config": {"config_groups": {"group_0": group}, "ignore": quantization.ignore}}, skeleton
-    )
+    scheme = used.quantization_config(quantization.targets, quantization.ignore)
+    listed = listed_linears({"quantization_config": scheme}, skeleton, str(folder))
     if not listed:
         raise UserError(f"quantization: targets {quantization.targets} without {quantization.ignore} match no layer")
     model = model_class.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    _compress(model, quantization)
+    _compress(model, used, quantization)
     _put_back(model, before)
     make_folder(output)
     for stale in output.glob("*.safetensors*"):
@@ -80,17 +82,18 @@ def prepare_w8a8(folder: Path, base: ModelManifest, quantization: Quantization, 
         warnings.filterwarnings("ignore", message="Attempting to save a model with offloaded modules")
         model.save_pretrained(output, save_compressed=True)
     _copy_companions(folder, output)
-    if listed_linears(json.loads((output / "config.json").read_bytes()), skeleton) != listed:
+    made = output / "config.json"
+    if listed_linears(json.loads(made.read_bytes()), skeleton, str(made)) != listed:
         raise RuntimeError(f"{output / 'config.json'}: llm-compressor quantised other layers than {quantization} lists")
     linears = [name for name, module in skeleton.named_modules() if isinstance(module, nn.Linear)]
     _check_bytes(output, requantise(before, listed))
-    return W8A8Manifest(
+    return QuantisedManifest(
         schema_version=SCHEMA_VERSION,
-        scheme=quantization.scheme,
+        format=used.name,
         targets=list(quantization.targets),
         ignore=list(quantization.ignore),
-        quantised_layers=listed,
-        ignored_layers=[name for name in linears if name not in set(listed)],
+        quantised_layers=list(listed),
+        ignored_layers=[name for name in linears if name not in listed],
         base={"source": base.source, "files": base.files},
         files={name: digest for name, digest in digest_folder(output).items() if name != "manifest.json"},
         versions={package: importlib.metadata.version(package) for package in PACKAGES},
@@ -101,28 +104,26 @@ def _model_class(folder: Path) -> tuple[type[transformers.PreTrainedModel], tran
     """The class that the config names, since an engine looks the checkpoint up by that name, and the config."""
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     if hasattr(config, "quantization_config"):
-        raise UserError(f"{folder}: config.json has a quantization_config; W8A8 is prepared from a BF16 model")
+        raise UserError(f"{folder}: config.json has a quantization_config; only a BF16 model can be quantised")
     architecture = (config.architectures or ["none"])[0]
     if not hasattr(transformers, architecture):
         raise UserError(f"{folder}: config.json names the class {architecture!r}, which transformers does not have")
     if hasattr(config, "num_experts"):
         raise UserError(
-            f"{folder}: llm-compressor takes a mixture's experts apart, so no W8A8 checkpoint of it is prepared here; "
-            "train.py takes BF16 rollouts (quantization: null), or a config.json that lists the layers (--w8a8-config)"
+            f"{folder}: llm-compressor takes a mixture's experts apart, so none is quantised here; train.py takes BF16 "
+            "rollouts (quantization: null), or a config.json that lists the layers (--quantised-config)"
         )
     return getattr(transformers, architecture), config
 
 
-def _compress(model: transformers.PreTrainedModel, quantization: Quantization) -> None:
+def _compress(model: transformers.PreTrainedModel, used: Format, quantization: Quantization) -> None:
+    from compressed_tensors.quantization import QuantizationScheme
     from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import QuantizationModifier
 
-    oneshot(
-        model=model,
-        recipe=QuantizationModifier(
-            targets=list(quantization.targets), scheme=quantization.scheme, ignore=list(quantization.ignore)
-        ),
-    )
+    scheme = QuantizationScheme(targets=list(quantization.targets), **used.scheme)
+    recipe = QuantizationModifier(config_groups={"group_0": scheme}, ignore=list(quantization.ignore))
+    oneshot(model=model, recipe=recipe)
 
 
 @torch.no_grad()

@@ -1,10 +1,10 @@
-"""Prepare the W8A8 model: INT8 weights per output channel, dynamic per-token INT8 activations."""
+"""Prepare the quantised model of one number format, as llm-compressor writes it."""
 
 import argparse
 import os
 from pathlib import Path
 
-from score_centering.settings import cli, run_main
+from score_centering.settings import UserError, cli, run_main
 from score_centering.settings.stages import QuantizationStage
 
 
@@ -15,6 +15,8 @@ def main() -> None:
     cli.add_arguments(parser)
     arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, QuantizationStage)
+    if stage.format is None:
+        raise UserError("actor_rollout_ref.rollout.quantization is null: BF16 rollouts need no quantised model")
 
     # llm-compressor would quantise on a GPU with other roundings; the reference bytes are the CPU's.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -22,15 +24,18 @@ def main() -> None:
     from transformers.utils import logging
 
     from score_centering.model.model_manifest import read_model_manifest, verified_folder
-    from score_centering.model.w8a8 import prepare_w8a8
+    from score_centering.model.quantised import prepare_quantised
+    from score_centering.precision.registry import FORMATS, format_of
 
     logging.disable_progress_bar()
     folder = verified_folder(arguments.model_manifest)
     base = read_model_manifest(arguments.model_manifest)
-    manifest = prepare_w8a8(folder, base, stage.quantization, arguments.output_dir)
+    used = format_of(stage.format)
+    manifest = prepare_quantised(folder, base, used, stage.quantization, arguments.output_dir)
     manifest.write(arguments.output_dir / "manifest.json")
+    label = FORMATS[stage.format].label
     print(
-        f"{arguments.output_dir / 'config.json'}: {len(manifest.quantised_layers)} layers in INT8, "
+        f"{arguments.output_dir / 'config.json'}: {len(manifest.quantised_layers)} layers in {label}, "
         f"{len(manifest.ignored_layers)} linear layers left in BF16"
     )
 
