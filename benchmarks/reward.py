@@ -73,7 +73,7 @@ def cpu_seconds() -> float:
 def rate(scorer: Scorer, responses: list[str], golds: list[str]) -> tuple[float, float, list[float]]:
     """Answers a second by the clock, answers per two seconds of processor time, and the rewards."""
     start, cpu_start = time.perf_counter(), cpu_seconds()
-    result = scorer.score(responses, golds, [False] * len(golds))
+    result = scorer.score(responses, golds, [False] * len(golds), [False] * len(golds))
     seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu_start
     if result.errors or result.timeouts:
         raise RuntimeError(f"{result.errors} errors and {result.timeouts} timeouts among ordinary answers")

@@ -48,7 +48,7 @@ class TextScorer:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def score(self, texts: list[str], answers: list[str], truncated: list[bool]) -> ScoreResult:
+    def score(self, texts: list[str], answers: list[str], truncated: list[bool], thinking: list[bool]) -> ScoreResult:
         rewards = [float(zlib.crc32(text.encode()) % 3 == 0) for text in texts]
         return ScoreResult(np.array(rewards, dtype=np.float32), 0, 0)
 

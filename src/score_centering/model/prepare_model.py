@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from score_centering.data import Problem, read_split
-from score_centering.model.chat import encode_prompt, stop_token_ids
+from score_centering.model.chat import encode_prompt, read_responses, stop_token_ids
 from score_centering.model.model_manifest import SCHEMA_VERSION, ModelManifest, digest_folder
 from score_centering.model.scratch import build_model, train_tokenizer
 from score_centering.model.sources import hub_snapshot, load_folder, load_gguf, local_folder, package_file
@@ -87,7 +87,8 @@ def _warm_start(
     report: Report,
 ) -> WarmStartResult:
     options = stage.model.warm_start
-    examples = [_example(stage, tokenizer, problem) for problem in problems]
+    stop_ids = stop_token_ids(tokenizer, model.generation_config.eos_token_id)
+    examples = [_example(stage, tokenizer, problem, stop_ids[0]) for problem in problems]
     too_long = sum(
         len(e.prompt) > stage.max_prompt_length or len(e.response) > stage.max_response_length for e in examples
     )
@@ -99,7 +100,7 @@ def _warm_start(
         )
     checked = problems[: options.check_prompts]
     prompts = [example.prompt for example in examples[: options.check_prompts]]
-    sampling = Sampling(1.0, stage.max_response_length, False, stop_token_ids(tokenizer))
+    sampling = Sampling(1.0, stage.max_response_length, False, stop_ids)
     wanted = EngineOptions(
         "local",
         UNQUANTISED_PRECISION,
@@ -117,19 +118,20 @@ def _warm_start(
         def sampled_reward() -> float:
             engine.sync({name: value.bfloat16() for name, value in model.state_dict().items()}, step=0)
             rollouts = engine.generate(prompts, n=1, sampling=sampling, seed=options.seed, top_logprobs=0)
-            texts = [tokenizer.decode(rollout.token_ids, skip_special_tokens=True) for rollout in rollouts]
+            texts, thinking = read_responses(tokenizer, rollouts)
             cut = [rollout.finish_reason == "length" for rollout in rollouts]
-            return float(scorer.score(texts, [problem.answer for problem in checked], cut).rewards.mean())
+            answers = [problem.answer for problem in checked]
+            return float(scorer.score(texts, answers, cut, thinking).rewards.mean())
 
         result = warm_start(model, examples, options, sampled_reward, report)
     engine.close()
     return result
 
 
-def _example(stage: ModelStage, tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Example:
+def _example(stage: ModelStage, tokenizer: PreTrainedTokenizerBase, problem: Problem, end_of_turn: int) -> Example:
     prompt = encode_prompt(tokenizer, problem.prompt, stage.prompt.instruction, stage.prompt.enable_thinking)
     text = SOLUTIONS[stage.model.warm_start.solution](problem)
-    response = tokenizer.encode(text, add_special_tokens=False) + list(stop_token_ids(tokenizer)[:1])
+    response = [*tokenizer.encode(text, add_special_tokens=False), end_of_turn]
     return Example(tuple(prompt), tuple(response))
 
 

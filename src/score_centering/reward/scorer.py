@@ -63,14 +63,22 @@ class Scorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def score(self, responses: Sequence[str], answers: Sequence[str], truncated: Sequence[bool]) -> ScoreResult:
-        """Reward of each response against the gold answer of the same index; a truncated response scores 0."""
-        if not len(responses) == len(answers) == len(truncated):
-            raise ValueError(f"{len(responses)} responses, {len(answers)} answers and {len(truncated)} truncated flags")
+    def score(
+        self, responses: Sequence[str], answers: Sequence[str], truncated: Sequence[bool], thinking: Sequence[bool]
+    ) -> ScoreResult:
+        """Reward of each response against the gold answer of the same index; a truncated response scores 0.
+
+        thinking: whether a response begins inside thinking that its prompt opened (`model.chat.thinking_is_open`).
+        """
+        if not len(responses) == len(answers) == len(truncated) == len(thinking):
+            counts = f"{len(responses)} responses, {len(answers)} answers, {len(truncated)} truncated and"
+            raise ValueError(f"{counts} {len(thinking)} thinking flags")
         rewards = np.zeros(len(responses), dtype=np.float32)
         pairs: dict[tuple[str, str], list[int]] = {}
-        for index, (response, gold, cut) in enumerate(zip(responses, answers, truncated, strict=True)):
-            answer = None if cut else final_answer(response)
+        for index, (response, gold, cut, inside) in enumerate(
+            zip(responses, answers, truncated, thinking, strict=True)
+        ):
+            answer = None if cut else final_answer(response, inside)
             if answer is None:
                 continue
             gold = _clip(gold)

@@ -12,7 +12,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from score_centering.data import Problem
-from score_centering.model.chat import encode_prompt, stop_token_ids
+from score_centering.model.chat import encode_prompt, generation_eos, read_responses, stop_token_ids
 from score_centering.reward import Scorer
 from score_centering.reward.scorer import ScoreResult
 from score_centering.rollout import Rollout, Sampling
@@ -56,6 +56,7 @@ class Task:
         self.train = self._encode(inputs.train, "training")
         self.validation = self._encode(inputs.validation[: stage.data.val_batch_size], "validation")
         self.top_logprobs = stage.score_centering.candidates
+        self.stop_token_ids = stop_token_ids(tokenizer, generation_eos(inputs.model_folder))
 
     def prompts(self, step: int) -> list[Prompt]:
         """Training prompts of `step`: consecutive pieces of a fresh permutation for every epoch."""
@@ -76,14 +77,14 @@ class Task:
             temperature=temperature or self._stage.actor_rollout_ref.rollout.temperature,
             max_tokens=self._stage.data.max_response_length,
             greedy=greedy,
-            stop_token_ids=stop_token_ids(self.tokenizer),
+            stop_token_ids=self.stop_token_ids,
         )
 
     def score(self, scorer: Scorer, rollouts: Sequence[Rollout], prompts: Sequence[Prompt]) -> ScoreResult:
         """Each rollout against the answer of its own prompt; one that was cut at the response limit scores 0."""
-        texts = self.tokenizer.batch_decode([rollout.token_ids for rollout in rollouts], skip_special_tokens=True)
+        texts, thinking = read_responses(self.tokenizer, rollouts)
         answers = [prompts[rollout.prompt_index].answer for rollout in rollouts]
-        return scorer.score(texts, answers, [rollout.finish_reason == "length" for rollout in rollouts])
+        return scorer.score(texts, answers, [rollout.finish_reason == "length" for rollout in rollouts], thinking)
 
     def _encode(self, problems: Sequence[Problem], split: str) -> list[Prompt]:
         prompt, limit = self._stage.prompt, self._stage.data.max_prompt_length

@@ -23,7 +23,7 @@ from score_centering.gateway.policy import Policy
 from score_centering.gateway.running import Background
 from score_centering.gateway.serving import ServedModel, serving_app
 from score_centering.gateway.upstream import Upstream
-from score_centering.model.chat import encode_messages, stop_token_ids
+from score_centering.model.chat import encode_messages, response_text
 from score_centering.rollout import Rollout, Sampling, StreamEngine
 from score_centering.rollout.batching import Batcher
 from score_centering.settings import UserError
@@ -140,8 +140,8 @@ def _served_model(stage: TrainStage, task: Task) -> ServedModel:
     return ServedModel(
         name=stage.experiment,
         encode=lambda messages, thinking: encode_messages(tokenizer, messages, thinking),
-        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
-        stop_token_ids=stop_token_ids(tokenizer),
+        decode=lambda ids: response_text(tokenizer, ids),
+        stop_token_ids=task.stop_token_ids,
         vocab_size=task.vocab_size,
         max_prompt_length=stage.data.max_prompt_length,
         max_response_length=stage.data.max_response_length,

@@ -26,6 +26,9 @@ SCHEMA_VERSION = 2
 UNCHANGED = ("mismatched_codes", "mismatched_scales", "changed_unlisted_tensors")
 ALL_PARAMETERS_LIMIT = 20_000_000
 
+# Rollouts → the texts of their responses, and whether each begins inside the thinking.
+Read = Callable[[Sequence[Rollout]], tuple[Sequence[str], Sequence[bool]]]
+
 
 @dataclass(frozen=True)
 class Quantised:
@@ -47,7 +50,7 @@ class Subject:
     quantised: Mapping[str, Quantised]  # its checkpoints, by number format
     prompts: Sequence[Sequence[int]]  # token ids
     stop_token_ids: tuple[int, ...]
-    decode: Callable[[Sequence[int]], str]
+    read: Read
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def measure(
             detail[name] = _activation_detail(subject, plan, precision, inputs)
             numbers |= _largest(detail[name]["layers"], f"{name}.activations")
             numbers |= _largest(detail[name].get("kv", {}), f"{name}.kv")
-            agreement = greedy_agreement(subject.decode, bf16_greedy, greedy)
+            agreement = greedy_agreement(subject.read, bf16_greedy, greedy)
             numbers |= {f"{name}.{key}": value for key, value in agreement.items()}
         for key, value in {
             **_distance(subject, plan, precision, sampled),
@@ -135,18 +138,14 @@ def measure(
     }
 
 
-def greedy_agreement(
-    decode: Callable[[Sequence[int]], str], reference: Sequence[Rollout], other: Sequence[Rollout]
-) -> dict[str, float]:
+def greedy_agreement(read: Read, reference: Sequence[Rollout], other: Sequence[Rollout]) -> dict[str, float]:
     """Do greedy responses give the same boxed answer and the same tokens as the BF16 engine's?
 
     `greedy_answer_agreement` is the share among the prompts that BF16 answered, `greedy_answered_share` how many of
     all prompts those are; without any, there is nothing to agree on and the agreement is 0.
     """
-    pairs = [
-        (final_answer(decode(a.token_ids.tolist())), final_answer(decode(b.token_ids.tolist())))
-        for a, b in zip(reference, other, strict=True)
-    ]
+    answers = [list(map(final_answer, *read(rollouts))) for rollouts in (reference, other)]
+    pairs = list(zip(*answers, strict=True))
     answered = [a == b for a, b in pairs if a is not None]
     same = [np.array_equal(a.token_ids, b.token_ids) for a, b in zip(reference, other, strict=True)]
     return {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from score_centering.data import read_split
-from score_centering.model.chat import encode_prompt, stop_token_ids
+from score_centering.model.chat import encode_prompt, read_responses, stop_token_ids
 from score_centering.model.model_manifest import verified_folder
 from score_centering.model.sources import load_folder
 from score_centering.precision import listed_linears
@@ -110,8 +110,8 @@ def read_subject(
         base=base,
         quantised=quantised,
         prompts=prompts,
-        stop_token_ids=stop_token_ids(tokenizer),
-        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+        stop_token_ids=stop_token_ids(tokenizer, model.generation_config.eos_token_id),
+        read=lambda rollouts: read_responses(tokenizer, rollouts),
     )
     return subject, {None: folder, **configs}
 

@@ -68,7 +68,7 @@ def test_tokenizer_is_the_same_every_time(tokenizer):
 def test_prompt_goes_through_the_chat_template(tokenizer):
     text = tokenizer.decode(encode_prompt(tokenizer, "Sum: 1 + 2 =", "Box it."))
     assert text == "<|im_start|>user\nSum: 1 + 2 =\nBox it.<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(list(stop_token_ids(tokenizer))) == "<|im_end|>"
+    assert tokenizer.decode(list(stop_token_ids(tokenizer, None))) == "<|im_end|>"
 
 
 def test_scratch_model_is_seeded_and_refuses_unknown_parameters(tokenizer):
@@ -106,7 +106,7 @@ def test_running_sum_refuses_what_is_no_sum(prompt, answer):
 def examples(tokenizer) -> list[Example]:
     prompt = tuple(encode_prompt(tokenizer, "Sum: 1 + 2 =", "Box it."))
     return [
-        Example(prompt, (*tokenizer.encode(str(n), add_special_tokens=False), *stop_token_ids(tokenizer)))
+        Example(prompt, (*tokenizer.encode(str(n), add_special_tokens=False), *stop_token_ids(tokenizer, None)))
         for n in (3, 3, 3)
     ]
 
@@ -227,7 +227,7 @@ def test_a_gguf_file_gives_its_weights_and_its_own_end_of_sequence(tmp_path):
     tensors = write_gguf(tmp_path / "small.gguf", "{{ messages[0].content }}<|im_end|>")
     model, tokenizer = load_gguf(tmp_path / "small.gguf", None)
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
-    assert stop_token_ids(tokenizer) == (2,)
+    assert stop_token_ids(tokenizer, None) == (2,)
     for name, own in {"token_embd": "model.embed_tokens", "blk.0.ffn_up": "model.layers.0.mlp.up_proj"}.items():
         stored = torch.from_numpy(tensors[f"{name}.weight"]).bfloat16()
         assert torch.equal(model.state_dict()[f"{own}.weight"], stored)

@@ -225,7 +225,7 @@ def test_generated_latex_neither_hangs_nor_crashes_the_scorer(scorer, answers):
     golds = ["x+1", r"\{1,2\}", "(1,2)", r"\frac{1}{2}\text{ cm}", "y=2x", r"2\sqrt{3}", "5", r"\text{no}"]
     responses = [rf"\boxed{{{answer}}}" for answer in answers for _ in golds]
     start = time.monotonic()
-    result = scorer.score(responses, golds * len(answers), [False] * len(responses))
+    result = scorer.score(responses, golds * len(answers), *([[False] * len(responses)] * 2))
     assert set(result.rewards.tolist()) <= {0.0, 1.0}
     assert (result.errors, result.timeouts) == (0, 0)
     assert time.monotonic() - start < 120

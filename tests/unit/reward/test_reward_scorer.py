@@ -20,7 +20,8 @@ BAD = [("x", "y"), ("(2,1)", "(1,2)"), (r"3\pi", r"2\pi"), ("x+1", r"x+2")]
 
 def score(scorer, pairs, truncated=None):
     responses = [rf"So \boxed{{{answer}}}" for answer, _ in pairs]
-    return scorer.score(responses, [gold for _, gold in pairs], truncated or [False] * len(pairs))
+    none = [False] * len(pairs)
+    return scorer.score(responses, [gold for _, gold in pairs], truncated or none, none)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def test_rewards_keep_the_order_of_the_responses(scorer):
 
 
 def test_truncated_and_unboxed_responses_score_0_without_an_error(scorer):
-    result = scorer.score([r"\boxed{5}", r"\boxed{5}", "5", ""], ["5"] * 4, [True, False, False, False])
+    result = scorer.score([r"\boxed{5}", r"\boxed{5}", "5", ""], ["5"] * 4, [True, False, False, False], [False] * 4)
     assert result.rewards.tolist() == [0.0, 1.0, 0.0, 0.0]
     assert (result.errors, result.timeouts) == (0, 0)
 
@@ -75,8 +76,14 @@ def test_gold_answers_are_checked(scorer):
 
 
 def test_lengths_must_agree(scorer):
-    with pytest.raises(ValueError, match="2 responses, 1 answers and 2 truncated flags"):
-        scorer.score(["a", "b"], ["5"], [False, False])
+    with pytest.raises(ValueError, match="2 responses, 1 answers, 2 truncated and 3 thinking flags"):
+        scorer.score(["a", "b"], ["5"], [False, False], [False] * 3)
+
+
+def test_a_box_in_thinking_that_the_prompt_opened_scores_0(scorer):
+    responses = [r"\boxed{5}", r"\boxed{5}", r"Hm. \boxed{6}</think>\boxed{5}", r"\boxed{5}</think>"]
+    result = scorer.score(responses, ["5"] * 4, [False] * 4, [True, False, True, True])
+    assert result.rewards.tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(("options", "message"), [({"workers": 0}, "workers: 0"), ({"timeout_s": 0}, "timeout_s: 0")])
@@ -190,7 +197,7 @@ def test_closing_ends_the_processes():
 def test_a_worker_ends_with_its_parent():
     program = (
         "import sys; from score_centering.reward import Scorer\n"
-        "scorer = Scorer(); scorer.score([r'\\boxed{x}'], ['x'], [False])\n"
+        "scorer = Scorer(); scorer.score([r'\\boxed{x}'], ['x'], [False], [False])\n"
         "print(scorer._workers[0].process.pid, flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,10 +1,15 @@
 """Training through agents, gateway and the engine's server: the same bytes as asking the engine itself."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from score_centering.gateway.agent import AgentError
+from score_centering.reward import Scorer, ScoreResult
 from score_centering.runs import make_identity, open_run
 from score_centering.settings import UserError, load_settings
 from score_centering.settings.stages import TrainStage
@@ -59,3 +64,21 @@ def test_a_gateway_is_refused_for_the_direct_way():
         transport.open_transport(stage_of("sc", "direct"), None, None, external),
     ):
         pass
+
+
+@pytest.mark.parametrize("way", ["direct", "gateway"])
+@pytest.mark.parametrize("opening", ["<think>\n", ""], ids=["thinking", "answering"])
+def test_the_scorer_hears_whether_the_prompt_opened_the_thinking(tmp_path, small_inputs, monkeypatch, way, opening):
+    folder = shutil.copytree(small_inputs.model_folder, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template += f"{{% if add_generation_prompt %}}{opening}{{% endif %}}"
+    tokenizer.save_pretrained(folder)
+    heard = []
+
+    def score(_self, responses, answers, truncated, thinking):
+        heard.extend(thinking)
+        return ScoreResult(np.arange(len(responses), dtype=np.float32) % 2, 0, 0)
+
+    monkeypatch.setattr(Scorer, "score", score)
+    metrics(tmp_path, replace(small_inputs, model_folder=folder), "grpo", way)
+    assert heard and set(heard) == {opening != ""}

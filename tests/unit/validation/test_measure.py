@@ -22,7 +22,7 @@ def subject(tiny_qwen):
         quantised={"int8": Quantised(tiny_qwen.w8a8, tiny_qwen.listed)},
         prompts=PROMPTS,
         stop_token_ids=(0,),
-        decode=lambda ids: f"\\boxed{{{ids[0]}}}",
+        read=lambda rollouts: ([f"\\boxed{{{r.token_ids[0]}}}" for r in rollouts], [False] * len(rollouts)),
     )
 
 
@@ -124,10 +124,10 @@ def test_greedy_agreement_by_hand(subject):
 
     texts = {1: "\\boxed{7}", 2: "\\boxed{8}", 3: "no answer"}
 
-    def decode(ids):
-        return texts[ids[0]]
+    def read(rollouts):
+        return [texts[rollout.token_ids[0]] for rollout in rollouts], [False] * len(rollouts)
 
-    agreement = greedy_agreement(decode, [R(1), R(2), R(3), R(1, 5)], [R(1), R(1), R(3), R(1, 6)])
+    agreement = greedy_agreement(read, [R(1), R(2), R(3), R(1, 5)], [R(1), R(1), R(3), R(1, 6)])
     assert agreement == pytest.approx(
         {"greedy_answer_agreement": 2 / 3, "greedy_answered_share": 3 / 4, "greedy_response_agreement": 2 / 4}
     )
