@@ -117,9 +117,8 @@ def train(
         max_prompt_length=max(map(len, prompts)),
         max_response_length=48,
     )
-    sampling = Sampling(
-        temperature=sampler_temperature, max_tokens=48, greedy=False, stop_token_ids=stop_token_ids(tokenizer)
-    )
+    stop_ids = stop_token_ids(tokenizer, model.generation_config.eos_token_id)
+    sampling = Sampling(temperature=sampler_temperature, max_tokens=48, greedy=False, stop_token_ids=stop_ids)
     whole = engine_sampling.log_probabilities
     engine_sampling.log_probabilities = lambda logits, temperature: mixed(
         nucleus(whole(logits, temperature), top_p), uniform
