@@ -31,6 +31,19 @@ def test_all_needs_no_study(fresh):
     assert not {"study_run", "fault_check", "drift_run"} & set(fresh.jobs("all"))
 
 
+def test_a_studys_own_loggers_reach_its_trainers_and_no_settings(fresh):
+    grid = "columns: [bf16], arms: [sc]"
+    plans = [
+        fresh.plan(
+            "sweep", "--printshellcmds", "--config", f"sweep={{{grid}, overrides: {{trainer: {{logger: {logger}}}}}}}"
+        )
+        for logger in ("[console]", "[console, trackio]")
+    ]
+    settings = [[line for line in plan.splitlines() if "printf" in line] for plan in plans]
+    assert len(settings[0]) == 1 and settings[0] == settings[1]
+    assert plans[1].count("""trainer.logger='["console", "trackio"]'""") == 1
+
+
 def test_a_preset_may_choose_other_cells(fresh):
     jobs = fresh.jobs("sweep", "--config", "sweep={columns: [bf16, int8], arms: [sc], seeds: [0, 7]}")
     assert jobs["study_run"] == 4

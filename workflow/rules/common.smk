@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from score_centering.precision.registry import FORMATS
+from score_centering.settings.preflight import check_machine, check_workflow
 from score_centering.settings import UserError, interpolate, resolve, stage_json
 from score_centering.settings.stages import QuantizationStage, TrainStage, quantised_config
 from score_centering.settings.studies import SAMPLERS, STUDIES, cell_stage, cells, ways_to_center
@@ -23,7 +24,18 @@ def interpolated():
 def resolved(arm=None, smoke=False):
     """Settings of one arm, or of no arm in particular; a fault in the configuration ends Snakemake with its line."""
     try:
-        return resolve(interpolated(), arm=arm, smoke=smoke)
+        settings = resolve(interpolated(), arm=arm, smoke=smoke)
+        check_workflow(settings)
+        return settings
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+def on_this_machine():
+    """End Snakemake, before its first job, with the line that says what this machine lacks."""
+    try:
+        for settings in [SETTINGS, *map(resolved, SETTINGS.run.arms)]:
+            check_machine(settings)
     except UserError as error:
         sys.exit(f"error: {error}")
 

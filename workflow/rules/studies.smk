@@ -19,7 +19,7 @@ rule study_settings:
         "../../environment.yml"
     threads: 1
     params:
-        settings=lambda wildcards: study_stage(wildcards).to_json(),
+        settings=lambda wildcards: study_stage(wildcards).on_the_console().to_json(),
     shell:
         """
         printf '%s\\n' {params.settings:q} >{output.settings:q} 2>{log:q}
@@ -51,6 +51,7 @@ rule study_run:
     params:
         folder=subpath(output.run, parent=True),
         afresh=lambda wildcards, output: afresh("study_run", output),
+        logger=lambda wildcards, output: json.dumps(study_stage(wildcards).trainer.logger),
     shell:
         """
         [ -t 2 ] || exec &> >(
@@ -65,7 +66,8 @@ rule study_run:
             --model-manifest {input.model:q} \
             --quantised-config {input.quantised:q} \
             --parent "$PPID" \
-            --run-dir {params.folder:q} {params.afresh}
+            --run-dir {params.folder:q} {params.afresh} \
+            trainer.logger={params.logger:q}
         """
 
 

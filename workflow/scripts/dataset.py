@@ -13,7 +13,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output-dir", type=Path, required=True, help="folder of the three files")
     parser.add_argument("--val-size", type=int, help="validation problems, instead of dataset.val_size")
-    parser.add_argument("--seed", type=int, help="seed of the split, instead of dataset.seed")
+    parser.add_argument("--seed", type=cli.seed, help="seed of the split, instead of dataset.seed")
     parser.add_argument("--workers", type=int, default=2, help="processes that check the answers (default: 2)")
     cli.add_arguments(parser)
     arguments = parser.parse_intermixed_args()

@@ -12,7 +12,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sampler", required=True, choices=SAMPLERS, help="synced every step, or never")
     parser.add_argument("--centering", required=True, metavar="NAME", help="exact, none, or k<K> of drift.head_sizes")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=cli.seed, default=0)
     parser.add_argument("--dataset-manifest", type=Path, required=True, metavar="FILE", help="dataset/manifest.json")
     parser.add_argument("--model-manifest", type=Path, required=True, metavar="FILE", help="model/manifest.json")
     parser.add_argument(

@@ -28,7 +28,7 @@ START_SECONDS = 120.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baseline", required=True, metavar="ARM", help="an arm of the configuration")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=cli.seed, default=0)
     parser.add_argument("--smoke", action="store_true", help="a few steps, no checkpoint")
     parser.add_argument("--run-dir", type=Path, help="default: results/<experiment>/by-hand/…")
     parser.add_argument("--agents", type=int, default=1, metavar="N", help="agent processes")

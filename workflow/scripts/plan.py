@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 from score_centering.settings import cli, run_main
+from score_centering.settings.preflight import check_workflow
 
 
 def main() -> None:
@@ -21,6 +22,8 @@ def main() -> None:
     cli.add_arguments(parser)
     arguments = parser.parse_intermixed_args()
     settings, arms = cli.read_arms(arguments)
+    if arguments.model_config is None:
+        check_workflow(settings)
     device = arguments.device or ("cpu" if settings.runtime.device == "cpu" else "b200")
 
     from score_centering.planning.plan import report  # torch, only once the settings are good

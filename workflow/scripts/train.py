@@ -7,6 +7,7 @@ exits with code 75; the same command goes on from there.
 """
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from score_centering.settings.stages import TrainStage
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baseline", required=True, metavar="ARM", help="an arm of the configuration")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=cli.seed, default=0)
     parser.add_argument("--smoke", action="store_true", help="a few steps, no checkpoint; writes run.json only")
     parser.add_argument("--dataset-manifest", type=Path, help="default: results/<experiment>/dataset/manifest.json")
     parser.add_argument("--train-file", type=Path, help="a parquet file instead of the manifest's training split")
@@ -122,7 +123,9 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     if not afresh and finished_again(run_dir, identity):
         return
     publish = ["run.json"] if arguments.smoke else PRODUCTS
-    with gpu_faults(), lease(stage.runtime.device), open_run(run_dir, identity, publish, afresh) as run:
+    of_this_node = stage.trainer.name == "verl" and "RAY_ADDRESS" not in os.environ
+    gpus = stage.trainer.n_gpus_per_node if of_this_node else 1
+    with gpu_faults(), lease(stage.runtime.device, gpus), open_run(run_dir, identity, publish, afresh) as run:
         train(run, stage, arguments.baseline, arguments.seed, inputs, **_gateway(arguments, stage))
 
 

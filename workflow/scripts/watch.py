@@ -37,6 +37,8 @@ def main() -> None:
             for status in changes(seen, now):
                 print(line(status), flush=True)
             if arguments.once:
+                if not now:
+                    print(f"{folder}: no run has begun")
                 return
             seen = now
             time.sleep(arguments.interval)

@@ -17,14 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from score_centering.data.dataset_manifest import SCHEMA_VERSION, TABLE_SCHEMA, Manifest
-from score_centering.data.problems import Problem, RawProblem, normalise_prompt
+from score_centering.data.problems import MALFORMED_PROMPT, Problem, RawProblem, normalise_prompt
 from score_centering.data.source import Source
 from score_centering.data.source_answers import MALFORMED
 from score_centering.settings import UserError
 from score_centering.settings.inputs import sha256_file
 
 MISSING_PROMPT = "missing_prompt"
-MALFORMED_PROMPT = "malformed_prompt"
 UNPARSABLE = "unparsable_answer"
 DUPLICATE = "duplicate"
 CONFLICTING = "conflicting_answers"
@@ -101,7 +100,7 @@ def prepare(
 
 def _fault(row: RawProblem, min_solve_rate: float | None, max_solve_rate: float | None) -> str | None:
     if row.prompt is None or not row.prompt.strip():
-        return MISSING_PROMPT
+        return MALFORMED_PROMPT if row.fault == MALFORMED_PROMPT else MISSING_PROMPT
     if row.fault is not None:
         return row.fault
     if not _is_unicode(row.prompt):

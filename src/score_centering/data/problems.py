@@ -3,6 +3,8 @@
 import unicodedata
 from typing import NamedTuple
 
+MALFORMED_PROMPT = "malformed_prompt"  # neither text nor one user message of text
+
 
 class RawProblem(NamedTuple):
     """One row as its source holds it: `answer` is the answer's text, or None where `fault` says why there is none."""

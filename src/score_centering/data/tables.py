@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from score_centering.data.problems import RawProblem
+from score_centering.data.problems import MALFORMED_PROMPT, RawProblem
 from score_centering.data.source_answers import DECODER, MISSING, answer_of_value, answer_of_verification_info
 from score_centering.settings import UserError
 
@@ -35,14 +35,25 @@ def _raw_problem(record: dict[str, Any]) -> RawProblem:
         answer, fault = answer_of_value(record[ANSWER])
     else:
         answer, fault = None, MISSING
-    prompt = record.get(PROMPT)
+    prompt = _prompt(record.get(PROMPT))
+    malformed = prompt is None and record.get(PROMPT) is not None
     return RawProblem(
-        prompt=prompt if isinstance(prompt, str) else None,
+        prompt=prompt,
         answer=answer,
-        fault=fault,
+        fault=MALFORMED_PROMPT if malformed else fault,
         id=next((str(record[name]) for name in IDS if record.get(name) is not None), None),
         solve_rate=next((_rate(record[name]) for name in SOLVE_RATES if record.get(name) is not None), None),
     )
+
+
+def _prompt(value: object) -> str | None:
+    """The problem's text: itself, or the content of the one user message of a conversation, verl's form."""
+    match value:
+        case str():
+            return value
+        case [{"role": "user", "content": str() as content}]:
+            return content
+    return None
 
 
 def _rate(value: object) -> float | None:
@@ -67,6 +78,7 @@ def _parquet_records(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _jsonl_records(file: Path) -> Iterator[dict[str, Any]]:
+    names: set[str] = set()
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -77,7 +89,10 @@ def _jsonl_records(file: Path) -> Iterator[dict[str, Any]]:
                 raise UserError(f"{file}:{number}: not valid JSON: {error}") from error
             if not isinstance(record, dict):
                 raise UserError(f"{file}:{number}: a JSON object is needed, found {json.dumps(record)[:60]}")
+            names |= record.keys()
             yield record
+    if names:  # of all lines: a single one may lack a column
+        _require_columns(file, names)
 
 
 def _require_columns(file: Path, names: set[str]) -> None:

@@ -21,14 +21,14 @@ from score_centering.figures.plots import (
     padded_limits,
     smoothed_band,
 )
-from score_centering.figures.summary import summarise_run
+from score_centering.figures.summary import run_row
 from score_centering.settings import UserError
 from score_centering.settings.dotted import differing
 from score_centering.settings.inputs import read_json
 
 SHOWN = (("Last reward", "reward_last"), ("Peak kept", "reward_share_kept"), ("Final K3", "k3_kl_final"))
 OVERLAYS = {"reward": ("reward_mean", REWARD_LABEL, False), "k3_kl": ("k3_kl", K3_LABEL, True)}
-STYLES = ("-", (0, (3.0, 1.2)))
+STYLES = (("-", "#0072b2"), ((0, (3.0, 1.2)), "#d55e00"))  # line and colour of each experiment
 ABSENT = "(absent)"
 
 
@@ -47,25 +47,41 @@ def common_arms(first: Experiment, second: Experiment) -> list[str]:
     return arms
 
 
-def means(experiment: Experiment, arm: str) -> dict[str, float]:
-    """Means over seeds of the summary's numbers; NaN where one has no value."""
-    rows = [summarise_run(run) for run in experiment.of(arm)]
+def last_common_step(first: Experiment, second: Experiment, arm: str) -> float:
+    """The last step that every run of `arm` in either experiment has."""
+    return min(run.steps[-1] for experiment in (first, second) for run in experiment.of(arm))
+
+
+def means(experiment: Experiment, arm: str, last: float) -> dict[str, float]:
+    """Means over seeds of the summary's numbers up to step `last`; NaN where one has no value."""
+    rows = [
+        run_row({name: column[run.steps <= last] for name, column in run.metrics.items()}) for run in experiment.of(arm)
+    ]
     return {
         column: float(np.mean([np.nan if row[column] is None else row[column] for row in rows])) for _, column in SHOWN
     }
 
 
 def table(first: Experiment, second: Experiment) -> str:
-    """Markdown: every arm of either experiment, its numbers in both, and the difference in final reward."""
+    """Markdown: every arm of either experiment, its numbers in both up to the last step that both have, and the
+    difference in final reward."""
     one, other = names(first, second)
-    heads = ["Arm", *(f"{title}, {name}" for title, _ in SHOWN for name in (one, other)), "Difference in last reward"]
+    heads = [
+        "Arm",
+        "Steps",
+        *(f"{title}, {name}" for title, _ in SHOWN for name in (one, other)),
+        "Difference in last reward",
+    ]
     looks = styles(in_order([*first.arms, *second.arms]))
     lines = [f"| {' | '.join(heads)} |", f"|:--|{'--:|' * (len(heads) - 1)}"]
     for arm, look in looks.items():
-        found = [means(experiment, arm) if arm in experiment.arms else {} for experiment in (first, second)]
+        last = last_common_step(first, second, arm)
+        found = [means(experiment, arm, last) if arm in experiment.arms else {} for experiment in (first, second)]
         cells = [_cell(column, numbers.get(column, np.nan)) for _, column in SHOWN for numbers in found]
         change = found[1].get("reward_last", np.nan) - found[0].get("reward_last", np.nan)
-        lines.append(f"| {look.label} | {' | '.join(cells)} | {'–' if np.isnan(change) else f'{change:+.3f}'} |")
+        lines.append(
+            f"| {look.label} | {last:.0f} | {' | '.join(cells)} | {'–' if np.isnan(change) else f'{change:+.3f}'} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -102,7 +118,7 @@ def document(first: Experiment, second: Experiment) -> str:
 
 
 def overlay(first: Experiment, second: Experiment, column: str, label: str, log: bool) -> Figure:
-    """One panel per common arm: the first experiment solid, the second dashed, in the arm's colour."""
+    """One panel per common arm: the first experiment solid, the second dashed, each in its own colour."""
     looks = styles(common_arms(first, second))
     columns = min(3, len(looks))
     rows = -(-len(looks) // columns)
@@ -119,17 +135,17 @@ def overlay(first: Experiment, second: Experiment, column: str, label: str, log:
             log_axis(axes.yaxis, floor, values)
         else:
             padded_limits(axes, values)
-        for band, style, width in zip(curves[arm], STYLES, (1.3, 1.1), strict=True):
-            axes.plot(band.steps, np.maximum(band.mean, floor), color=look.colour, linestyle=style, linewidth=width)
+        for band, (style, colour), width in zip(curves[arm], STYLES, (1.3, 1.1), strict=True):
+            axes.plot(band.steps, np.maximum(band.mean, floor), color=colour, linestyle=style, linewidth=width)
             if band.seeds > 1:
                 low, high = np.maximum(band.low, floor), np.maximum(band.high, floor)
-                axes.fill_between(band.steps, low, high, color=look.colour, alpha=0.12, linewidth=0)
+                axes.fill_between(band.steps, low, high, color=colour, alpha=0.12, linewidth=0)
         axes.set_title(look.label, color=readable_on_white(look.colour), loc="left", fontweight="bold", pad=3.0)
     for axes in grid.flat[len(looks) :]:
         axes.set_visible(False)
     handles = [
-        Line2D([], [], color="#262626", linestyle=style, linewidth=1.2, label=name)
-        for style, name in zip(STYLES, names(first, second), strict=True)
+        Line2D([], [], color=colour, linestyle=style, linewidth=1.2, label=name)
+        for (style, colour), name in zip(STYLES, names(first, second), strict=True)
     ]
     figure.legend(handles=handles, loc="upper right", ncols=2, frameon=False, borderpad=0.2)
     figure.supxlabel(STEP_LABEL, fontsize=FONT, y=0.02, va="bottom")

@@ -1,5 +1,6 @@
 """What an experiment showed, in sentences computed from its numbers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from score_centering.figures.experiment import Experiment, Run
 from score_centering.figures.numerals import percent, scientific
 from score_centering.figures.series import WINDOW
 from score_centering.figures.summary import COLLAPSED_BELOW, summarise_run
+from score_centering.precision.registry import Precision
+from score_centering.settings.inputs import read_json
 
 HELD_ABOVE = 0.9  # share of the peak kept at the end
 LOST_BELOW = 0.5
@@ -26,6 +29,12 @@ class Outcome:
     share_kept: float
     collapse_step: int | None  # the earliest over seeds
     k3_final: float
+    precision: str  # of its rollouts
+
+    @property
+    def rising(self) -> bool:
+        """The last steps are the highest, above the first by more than noise: what is kept of the peak says nothing."""
+        return self.share_kept == 1.0 and clearly_above(self.last, self.first, self.last_error, self.first_error)
 
     @property
     def fate(self) -> str:
@@ -59,7 +68,14 @@ def outcome(label: str, runs: Sequence[Run]) -> Outcome:
         np.nan_to_num(np.array([row["reward_share_kept"] for row in rows], np.float64)).mean(),
         min(collapses, default=None),
         np.array([row["k3_kl_final"] for row in rows], np.float64).mean(),
+        rollout_precision(runs[0]),
     )
+
+
+def rollout_precision(run: Run) -> str:
+    """What a run's rollouts were computed in, as `Precision.label` says it."""
+    rollout = read_json(run.folder / "run.json")["identity"]["config"]["actor_rollout_ref"]["rollout"]
+    return Precision(rollout["quantization"], rollout["engine_kwargs"]["vllm"]["kv_cache_dtype"]).label
 
 
 def standard_error(values: np.ndarray) -> float:
@@ -98,10 +114,10 @@ def verdict(experiment: Experiment) -> Verdict:
 
 def _fates(low: Mapping[str, Outcome]) -> str:
     collapsed, faded, held = ([o for o in low.values() if o.fate == fate] for fate in ("collapsed", "faded", "held"))
-    kept_by_all = percent(min(o.share_kept for o in low.values()))
+    precisions = f"With {join(list(dict.fromkeys(o.precision for o in low.values())))} rollouts"
+    rising, level = [o for o in held if o.rising], [o for o in held if not o.rising]
     if not collapsed and not faded:
-        subject = f"all {len(low)} arms" if len(low) > 1 else next(iter(low.values())).label
-        return f"With INT8/INT4 rollouts, no arm collapsed: {subject} kept at least {kept_by_all} of the peak reward."
+        return f"{precisions}, no arm collapsed: {join(_kept(rising, level, len(low)))}."
     parts = []
     for verb, group in (("collapsed", collapsed), ("faded", faded)):
         if group:
@@ -109,8 +125,24 @@ def _fates(low: Mapping[str, Outcome]) -> str:
                 f"{join([f'{o.label} ({percent(o.share_kept)} of its peak reward kept)' for o in group])} {verb}"
             )
     if held:
-        parts.append(f"{join([o.label for o in held])} kept {percent(min(o.share_kept for o in held))} or more")
-    return f"With INT8/INT4 rollouts, {join(parts, ', while ' if held else ' and ')}."
+        parts.append(join(_kept(rising, level, len(low))))
+    return f"{precisions}, {join(parts, ', while ' if held else ' and ')}."
+
+
+def _kept(rising: Sequence[Outcome], level: Sequence[Outcome], arms: int) -> list[str]:
+    """What arms that neither collapsed nor faded did, of `arms` in all; a share of the peak is rounded down."""
+
+    def subject(group: Sequence[Outcome]) -> str:
+        return f"all {arms} arms" if len(group) == arms > 1 else join([o.label for o in group])
+
+    parts = []
+    if rising:
+        was = "was" if len(rising) == 1 else "were"
+        parts.append(f"{subject(rising)} {was} still rising at the end")
+    if level:
+        share = percent(math.floor(100 * min(o.share_kept for o in level)) / 100)
+        parts.append(f"{subject(level)} kept at least {share} of the peak reward")
+    return parts
 
 
 def _ranking(low: Mapping[str, Outcome]) -> str:
@@ -137,7 +169,7 @@ def _qualifications(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> 
         span = f"{scientific(k3[0].k3_final)} ({k3[0].label})"
         if len(k3) > 1:
             span += f" to {scientific(k3[-1].k3_final)} ({k3[-1].label})"
-        note = f"K3 with INT8/INT4 rollouts ended at {span} nats per token"
+        note = f"K3 ended at {span} nats per token"
         control = outcomes.get(experiment.control)
         if control and not np.isnan(control.k3_final):
             note += f"; the control's at {scientific(control.k3_final)}"

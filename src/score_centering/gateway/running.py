@@ -63,16 +63,18 @@ class Background:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="servers", daemon=True)
         self._servers: list[tuple[uvicorn.Server, Future[None]]] = []
+        self._clients: set[asyncio.Task[Any]] = set()
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.submit(_cancel(self._clients)).result()  # first: a server that ends under an open request logs a fault
         for server, served in reversed(self._servers):
             server.should_exit = True
             served.result()
-        self.submit(_cancel_all()).result()
+        self.submit(_cancel(None)).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -80,6 +82,20 @@ class Background:
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Starts `work` on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def start_client(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """As `submit`, for work that asks the servers of this loop: it is ended before they are."""
+
+        async def remembered() -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            self._clients.add(task)
+            try:
+                return await work
+            finally:
+                self._clients.discard(task)
+
+        return self.submit(remembered())
 
     def serve(self, app: ASGIApp, port: int = 0) -> str:
         """Serves `app` on the loopback address; its URL once it answers."""
@@ -95,9 +111,9 @@ class Background:
         return f"http://{LOOPBACK}:{listening.getsockname()[1]}"
 
 
-async def _cancel_all() -> None:
-    """Ends whatever else runs on the loop."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
+async def _cancel(tasks: set[asyncio.Task[Any]] | None) -> None:
+    """Ends `tasks`; None: whatever else runs on the loop."""
+    others = (asyncio.all_tasks() if tasks is None else set(tasks)) - {asyncio.current_task()}
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)

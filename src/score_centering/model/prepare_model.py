@@ -22,6 +22,7 @@ from score_centering.rollout import Sampling
 from score_centering.rollout.make_engine import EngineOptions, make_engine
 from score_centering.settings import UserError
 from score_centering.settings.inputs import sha256_file
+from score_centering.settings.preflight import require_device
 from score_centering.settings.stages import ModelStage
 
 Report = Callable[[int, float, float], None]
@@ -50,6 +51,7 @@ def prepare_model(stage: ModelStage, dataset_manifest: Path, output_dir: Path, r
     if referenced is not None and model_settings.warm_start.max_steps == 0:
         return _manifest(stage, source, referenced, str(referenced), None, None)
 
+    require_device(stage.runtime.device)
     torch.set_num_threads(stage.runtime.threads)
     problems = read_split(dataset_manifest, "train")
     model, tokenizer = _load(stage, problems, referenced)

@@ -223,8 +223,8 @@ class _LossFromHidden(Function):
         needs_hidden = needs_gradient and ctx.needs_input_grad[0]
         needs_weight = needs_gradient and ctx.needs_input_grad[1]
         hidden_gradient = hidden.new_empty(hidden.shape) if needs_hidden else None
-        accumulator = weight.dtype if hidden.is_cuda else arithmetic
-        weight_gradient = weight.new_empty(weight.shape, dtype=accumulator) if needs_weight else None
+        # Summed over the chunks unrounded, so that their size is no part of the result; rounded once at the end.
+        weight_gradient = weight.new_empty(weight.shape, dtype=arithmetic) if needs_weight else None
         total, vocab_size = hidden.shape[0], weight.shape[0]
         buffer = hidden.new_empty(
             max((stop - start for start, stop in pieces), default=0), vocab_size, dtype=arithmetic

@@ -75,10 +75,11 @@ UNWEIGHTED = Unweighted()
 
 @dataclass(frozen=True)
 class Importance(TokenWeight):
-    """f(r) = r, uncapped: m = p. The score is unbiased by itself and every c_v is zero."""
+    """f(r) = r: m = p. The score is unbiased by itself and every c_v is zero. Ratios count as e^60 at most, which no
+    float32 sum turns into infinity."""
 
     def mass(self, log_p: Tensor, log_q: Tensor, gains: Tensor) -> Tensor:
-        return log_p.exp()
+        return torch.minimum(log_p, log_q + 60.0).exp()
 
 
 @dataclass(frozen=True)

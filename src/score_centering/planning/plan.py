@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
+from score_centering.model.scratch import CLASSES
 from score_centering.model.sources import local_folder, package_file
 from score_centering.objectives.loss import CHUNK_BYTES
 from score_centering.planning.live_memory import pass_bytes
@@ -88,7 +90,9 @@ def model_config(settings: Model, file: Path | None) -> tuple[PreTrainedConfig, 
         return _read(file.parent), str(file)
     if settings.source == "scratch":
         scratch = settings.scratch
-        config = Qwen3_5TextConfig(**scratch.parameters, vocab_size=scratch.tokenizer.vocab_size)
+        config_class = getattr(transformers, CLASSES[scratch.architecture][0])
+        parameters = {name: value for name, value in scratch.parameters.items() if value is not None}
+        config = config_class(**parameters, vocab_size=scratch.tokenizer.vocab_size)
         return config, "model.scratch.parameters"
     if settings.source == "path":
         return _read(local_folder(settings.path)), f"{settings.path.path}/config.json"
@@ -205,7 +209,8 @@ class Planner:
         rows = min(tokens, CHUNK_BYTES[where] // (6 * vocabulary))
         if where == "cpu":  # the head's operand and gradient in FP32; logits and three temporaries of a chunk
             return 2 * tokens * hidden + 10 * vocabulary * hidden + 16 * rows * vocabulary
-        return 2 * tokens * hidden + 2 * vocabulary * hidden + 6 * rows * vocabulary
+        # the head's gradient is summed in FP32 and then rounded
+        return 2 * tokens * hidden + 6 * vocabulary * hidden + 6 * rows * vocabulary
 
     def _engine(self, arm: Settings) -> tuple[dict[str, int], str]:
         """What the rollout engine holds, and a line about it."""

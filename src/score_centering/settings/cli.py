@@ -26,6 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over everything else")
 
 
+def seed(text: str) -> int:
+    """A seed on the command line.
+
+    Raises:
+        ArgumentTypeError: no whole number from 0 on.
+    """
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 0 on")
+    return int(text)
+
+
 def read(arguments: argparse.Namespace, stage: type[S], arm: str | None = None, smoke: bool = False) -> S:
     """The stage's settings: from `--settings`, else from the configuration files; overrides are laid over either."""
     if arguments.settings is None:

@@ -6,10 +6,11 @@ published example's. `workflow/schemas/config.schema.json` is generated from the
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from score_centering.precision.registry import CACHES, FORMATS
 from score_centering.precision.registry import Precision as RolloutPrecision
+from score_centering.settings.registries import weight_names
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -198,6 +199,13 @@ class ScoreCentering(Block):
     gspo_low: Annotated[float, Field(ge=0, lt=1)] = Field(default=3e-4, description="GSPO's ε below")
     gspo_high: NonNegativeFloat = Field(default=4e-4, description="GSPO's ε above")
 
+    @field_validator("is_mode")
+    @classmethod
+    def _registered(cls, name: str) -> str:
+        if name not in weight_names():
+            raise ValueError(f"{name!r} is not one of {', '.join(weight_names())}")
+        return name
+
     @model_validator(mode="after")
     def _consistent(self) -> "ScoreCentering":
         if self.centering and self.enabled is False:
@@ -229,7 +237,7 @@ class Optim(Block):
     betas: tuple[Share, Share] = Field(default=(0.9, 0.999), description="AdamW only")
     eps: PositiveFloat = Field(default=1e-8, description="AdamW only")
     weight_decay: NonNegativeFloat = Field(default=0.0, description="decoupled weight decay (verl's default is 0.01)")
-    lr_warmup_steps: NonNegative = Field(default=0, description="linear warm-up from 0")
+    lr_warmup_steps: NonNegative = Field(default=0, description="linear warm-up: update i of these n takes lr·i/n")
 
 
 class FsdpConfig(Block):

@@ -86,6 +86,13 @@ class PrecisionChoice(Block):
     kv_cache_dtype: str
 
 
+class Machine(Block):
+    """Where something is computed, without how answers are scored."""
+
+    device: str
+    threads: int
+
+
 class VllmOptions(Block):
     linear_backend: str | None
     attention_backend: str
@@ -95,7 +102,7 @@ class VllmOptions(Block):
 class ValidationStage(Stage):
     precision: Precision
     prompt: Prompt
-    runtime: Runtime
+    runtime: Machine
     engine: str
     vllm: VllmOptions | None  # of engine vllm only
     top_logprobs_num: int
@@ -116,7 +123,7 @@ class ValidationStage(Stage):
         return cls(
             precision=settings.precision.model_copy(update={"limits": {}}),
             prompt=settings.prompt,
-            runtime=settings.runtime,
+            runtime=Machine(device=settings.runtime.device, threads=settings.runtime.threads),
             engine=rollout.name,
             vllm=vllm if rollout.name == "vllm" else None,
             top_logprobs_num=settings.score_centering.top_logprobs_num,

@@ -1,8 +1,8 @@
 """Which device a run trains on, and its lease."""
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 
@@ -23,8 +23,9 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name()
 
 
-def lease(device: str) -> AbstractContextManager[None]:
-    """Selects the GPU that `SC_GPU` names (default 0, among those torch sees) and holds it; nothing to do on a CPU.
+def lease(device: str, gpus: int = 1) -> AbstractContextManager[None]:
+    """Selects the GPU that `SC_GPU` names (default 0, among those torch sees) and holds it, or `gpus` of them from it
+    on, which is what verl takes of a node; nothing to do on a CPU.
 
     `SC_RUNS_PER_GPU` (default 1) is how many runs may share that GPU.
 
@@ -36,11 +37,24 @@ def lease(device: str) -> AbstractContextManager[None]:
     index, count = os.environ.get("SC_GPU", "0"), torch.cuda.device_count()
     if not index.isdecimal() or int(index) >= count:
         raise UserError(f"SC_GPU = {index!r}: must be the index of one of the {count} GPUs that torch sees")
+    if int(index) + gpus > count:
+        raise UserError(
+            f"trainer.n_gpus_per_node = {gpus}: torch sees {count} GPUs, of which SC_GPU = {index} is the first to use"
+        )
     places = os.environ.get("SC_RUNS_PER_GPU", "1")
     if not places.isdecimal() or int(places) < 1:
         raise UserError(f"SC_RUNS_PER_GPU = {places!r}: must be a positive number of runs")
     torch.cuda.set_device(int(index))
-    return gpu_lease(str(torch.cuda.get_device_properties(int(index)).uuid), int(places))
+    uuids = [str(torch.cuda.get_device_properties(int(index) + offset).uuid) for offset in range(gpus)]
+    return _all_of(gpu_lease(uuid, int(places)) for uuid in uuids)
+
+
+@contextmanager
+def _all_of(leases: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in leases:
+            stack.enter_context(one)
+        yield
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def open_transport(
             key = secrets.token_hex(16)
             upstream = background.serve(serving_app(model, batcher, key))
             url = background.serve(_gateway_app(stage, model.name, upstream, key))
-            agents: Future[None] | None = background.submit(work(url, key, stage.prompt.instruction))
+            agents: Future[None] | None = background.start_client(work(url, key, stage.prompt.instruction))
         else:
             key, url, agents = environment.key(), gateway.url, None
             background.serve(serving_app(model, batcher, key), gateway.engine_port)

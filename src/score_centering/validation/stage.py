@@ -22,6 +22,7 @@ from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.rollout.make_engine import EngineOptions, make_engine
 from score_centering.settings import UserError
 from score_centering.settings.inputs import read_json
+from score_centering.settings.preflight import require_device
 from score_centering.settings.stages import ValidationStage
 from score_centering.validation.gaps import allowed_head_sizes
 from score_centering.validation.measure import Plan, Quantised, Subject, measure
@@ -78,6 +79,7 @@ def read_subject(
 ) -> tuple[Subject, dict[str | None, Path]]:
     """The model under test with its held-out prompts and quantised checkpoints, and where they lie: the BF16 model's
     folder under None, each number format's config.json under its name. See `validate_precisions`."""
+    require_device(stage.runtime.device)
     torch.set_num_threads(stage.runtime.threads)
     device = stage.runtime.device
     folder = verified_folder(model_manifest)

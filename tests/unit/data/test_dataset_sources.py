@@ -121,3 +121,25 @@ def test_a_parquet_file_without_the_columns_is_named(tmp_path):
 def test_an_unknown_source_is_refused():
     with pytest.raises(ValueError, match="'web' is none of reasoning_gym, hub, local"):
         open_source("web", {}, seed=0)
+
+
+def test_jsonl_with_other_columns_is_named_by_file_and_columns(tmp_path):
+    write_jsonl(tmp_path / "rows.jsonl", [{"question": "1+1?", "solution": "2"}, {"question": "1+2?", "level": 3}])
+    with pytest.raises(
+        UserError, match=r"rows\.jsonl: needs the columns prompt and .* found level, question, solution$"
+    ):
+        list(open_source("local", {"path": str(tmp_path / "rows.jsonl")}, seed=0).rows)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_one_user_message_is_a_prompt_and_other_conversations_are_malformed(tmp_path, kind):
+    user, system = {"role": "user", "content": "What is 1+1?"}, {"role": "system", "content": "Be brief."}
+    rows = [{"prompt": prompt, "answer": "2"} for prompt in ([user], [system, user], [system], [])]
+    if kind == "jsonl":
+        write_jsonl(tmp_path / "rows.jsonl", rows)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    found = list(open_source("local", {"path": str(tmp_path / f"rows.{kind}")}, seed=0).rows)
+    assert [(row.prompt, row.fault) for row in found] == [
+        ("What is 1+1?", None), *[(None, "malformed_prompt")] * 3,
+    ]  # fmt: skip

@@ -63,7 +63,8 @@ def timing_rows(arm: str, seed: int, steps: int) -> dict[str, list]:
     }
     rows: dict[str, list] = {name: (mean * random.uniform(0.9, 1.1, steps)).tolist() for name, mean in phases.items()}
     rows["step"] = list(range(1, steps + 1))
-    rows["step_s"] = [sum(rows[name][index] for name in phases) + 0.01 for index in range(steps)]
+    within = [name for name in phases if name != "checkpoint_s"]  # that one is the step before's
+    rows["step_s"] = [sum(rows[name][index] for name in within) + 0.01 for index in range(steps)]
     rows["tokens_per_s"] = random.uniform(3000, 4000, steps).tolist()
     rows["peak_rss_bytes"] = [700_000_000] * steps
     start = datetime(2026, 1, 1, tzinfo=UTC)
@@ -92,6 +93,12 @@ def write_run(folder: Path, arm: str, seed: int, steps: int, changes: dict[str, 
     config = {
         "experiment": folder.name,
         "score_centering": {"centering": arm in CENTERED, "is_mode": "none"},
+        "actor_rollout_ref": {
+            "rollout": {
+                "quantization": None if arm == "grpo_bf16" else "int8",
+                "engine_kwargs": {"vllm": {"kv_cache_dtype": "auto" if arm == "grpo_bf16" else "int4_per_token_head"}},
+            }
+        },
         "seed": 42,
     }
     identity = {

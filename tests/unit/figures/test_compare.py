@@ -57,7 +57,7 @@ def test_settings_that_differ(pair):
 def test_table_has_every_arm_of_either(pair):
     rows = [line.split(" | ") for line in table(*map(read_experiment, pair)).splitlines()]
     assert [row[0].strip("| ") for row in rows[2:]] == ["GRPO", "SC", "SC + TIS", "mine"]
-    assert {len(row) for row in (rows[0], *rows[2:])} == {8}
+    assert {len(row) for row in (rows[0], *rows[2:])} == {9}
     assert re.fullmatch(r"[+-]0\.\d{3} \|", rows[2][-1]) and rows[4][-1] == rows[5][-1] == "– |"
 
 
@@ -68,6 +68,18 @@ def test_overlay_has_a_panel_per_common_arm(pair):
             figure = overlay(first, second, column, label, log)
             assert [axes.get_title(loc="left") for axes in figure.axes] == ["GRPO", "SC"]
             assert [len(axes.lines) for axes in figure.axes] == [2, 2]
+            colours = [line.get_color() for line in figure.axes[0].lines]
+            assert colours == [handle.get_color() for handle in figure.legends[0].legend_handles]
+            assert len(set(colours)) == 2
+
+
+def test_rewards_of_unequal_lengths_are_compared_at_the_last_common_step(synthetic, tmp_path):
+    long = [0.2] * 15 + [0.4] * 10 + [0.9] * 35
+    synthetic.write_run(tmp_path / "a", "sc", 0, 60, {"reward_mean": long})
+    synthetic.write_run(tmp_path / "b", "sc", 0, 25, {"reward_mean": [0.2] * 15 + [0.5] * 10})
+    (row,) = table(read_experiment(tmp_path / "a"), read_experiment(tmp_path / "b")).splitlines()[2:]
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[1:5] == ["SC", "25", "0.400", "0.500"] and cells[-2] == "+0.100"
 
 
 def test_nothing_in_common(pair, synthetic, tmp_path):

@@ -20,7 +20,8 @@ def judge(synthetic, tmp_path, *runs, control="grpo_bf16"):
 def test_collapse(synthetic, tmp_path):
     headline, notes = judge(synthetic, tmp_path, ("grpo_bf16", 0, RISES), ("grpo", 0, FALLS), ("sc", 0, RISES))
     assert headline == (
-        "With INT8/INT4 rollouts, GRPO (0 % of its peak reward kept) collapsed, while SC kept 100 % or more."
+        "With INT8 + INT4 KV rollouts, GRPO (0 % of its peak reward kept) collapsed, while SC was still rising at the "
+        "end."
     )
     assert "The BF16 control learned: its mean reward went from 0.30 over the first 10 steps to 0.70" in notes
     assert "SC ended highest, at a mean reward of 0.70." in notes
@@ -33,12 +34,13 @@ def test_the_control_is_found_by_its_role(synthetic, tmp_path):
     assert "GRPO, BF16 rollouts (0 % of its peak reward kept) collapsed" in headline
     assert "The BF16 control learned" in notes
     headline, notes = judge(synthetic, tmp_path / "without", *runs, control=None)
-    assert "exact kept 100 % or more" in headline and "control" not in notes
+    assert "exact was still rising at the end" in headline and "control" not in notes
+    assert headline.startswith("With BF16 and INT8 + INT4 KV rollouts, "), "each arm's own precision"
 
 
 def test_no_collapse_and_level(synthetic, tmp_path):
     headline, notes = judge(synthetic, tmp_path, ("grpo", 0, RISES), ("sc", 0, [r + 0.001 for r in RISES]))
-    assert headline == ("With INT8/INT4 rollouts, no arm collapsed: all 2 arms kept at least 100 % of the peak reward.")
+    assert headline == "With INT8 + INT4 KV rollouts, no arm collapsed: all 2 arms were still rising at the end."
     assert "All ended level within noise, at mean rewards of 0.70 to 0.70." in notes
 
 
@@ -46,8 +48,28 @@ def test_faded(synthetic, tmp_path):
     fades = [0.8] * 10 + [0.6] * 10
     headline, _ = judge(synthetic, tmp_path, ("grpo", 0, fades), ("sc", 0, RISES))
     assert headline == (
-        "With INT8/INT4 rollouts, GRPO (75 % of its peak reward kept) faded, while SC kept 100 % or more."
+        "With INT8 + INT4 KV rollouts, GRPO (75 % of its peak reward kept) faded, while SC was still rising at the end."
     )
+
+
+def test_what_is_kept_is_rounded_down(synthetic, tmp_path):
+    levels = [0.3] * 10 + [0.8] * 10 + [0.7984] * 10  # 99.8 % of the peak
+    headline, _ = judge(synthetic, tmp_path, ("grpo", 0, levels), ("sc", 0, [0.3] * 20 + [0.7] * 10))
+    assert headline == (
+        "With INT8 + INT4 KV rollouts, no arm collapsed: SC was still rising at the end and GRPO kept at least 99 % of "
+        "the "
+        "peak reward."
+    )
+
+
+def test_a_flat_reward_is_not_rising(synthetic, tmp_path):
+    headline, _ = judge(synthetic, tmp_path, ("sc", 0, [0.5] * 20))
+    assert headline == "With INT8 + INT4 KV rollouts, no arm collapsed: SC kept at least 100 % of the peak reward."
+
+
+def test_where_no_rollout_was_low_the_headline_says_so(synthetic, tmp_path):
+    headline, _ = judge(synthetic, tmp_path, ("grpo_bf16", 0, FALLS), control=None)
+    assert headline == "With BF16 rollouts, GRPO, BF16 rollouts (0 % of its peak reward kept) collapsed."
 
 
 def test_a_control_that_did_not_learn_gives_no_verdict(synthetic, tmp_path):
@@ -57,7 +79,7 @@ def test_a_control_that_did_not_learn_gives_no_verdict(synthetic, tmp_path):
 
 def test_reward_that_is_always_zero(synthetic, tmp_path):
     headline, _ = judge(synthetic, tmp_path, ("grpo", 0, [0.0] * 20))
-    assert headline == "With INT8/INT4 rollouts, GRPO (0 % of its peak reward kept) collapsed."
+    assert headline == "With INT8 + INT4 KV rollouts, GRPO (0 % of its peak reward kept) collapsed."
 
 
 def test_only_the_control(synthetic, tmp_path):

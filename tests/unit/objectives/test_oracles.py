@@ -247,3 +247,23 @@ def test_oracle_12_the_drift_that_is_left_follows_the_head_mass(mismatch):
     assert 0.16 < left[8] < 0.19
     assert 0.06 < left[32] < 0.08
     assert 0.02 < left[128] < 0.035
+
+
+@pytest.mark.parametrize("log_ratio", [50.0, 88.0, 89.0, 1000.0])
+def test_uncapped_importance_is_finite_at_any_ratio(log_ratio):
+    """float32's exp overflows above 88.7; what follows an infinite weight is NaN."""
+    logits = torch.zeros(1, 4, requires_grad=True)
+    log_p = torch.tensor([-torch.tensor(4.0).log().item()])
+    batch = TokenBatch(
+        target_ids=torch.tensor([1]),
+        sampler_logprobs=log_p - log_ratio,
+        advantages=torch.ones(1),
+        loss_weights=torch.ones(1),
+        mask=torch.ones(1, dtype=torch.bool),
+    )
+    result = policy_loss_from_logits(logits, batch, Objective("importance", False, Importance()))
+    result.loss.backward()
+    assert torch.isfinite(result.loss) and torch.isfinite(logits.grad).all()
+    assert result.terms.weight.item() == pytest.approx(
+        torch.tensor(min(log_ratio, 60.0)).double().exp().item(), rel=1e-5
+    )

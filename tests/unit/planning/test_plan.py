@@ -66,6 +66,22 @@ def test_nine_billion_parameters_fit_a_b200_and_no_h200(nine_billion, monkeypatc
     assert verdict(planner.memory(arm), "B200", planner.memory_bytes, arm).startswith("fits B200: at most 1")
 
 
+def test_a_mixture_is_planned_as_one():
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "intermediate_size": None}
+    overrides = ["model.scratch.architecture=qwen3_5_moe_text"]
+    overrides += [f"model.scratch.parameters.{name}={value}" for name, value in experts.items() if value]
+    overrides += ["model.scratch.parameters.intermediate_size=null"]
+    config, _ = model_config(load_settings(FILES[:1], overrides).model, None)
+    assert (config.model_type, config.num_experts) == ("qwen3_5_moe_text", 4)
+    dense, _ = model_config(load_settings(FILES[:1]).model, None)
+    layers, width = config.num_hidden_layers, config.hidden_size
+    expected = 4 * 3 * width * 64  # gate, up and down of the experts
+    planner = Planner(config, "cpu")
+    assert planner.parameters > Planner(dense, "cpu").parameters - layers * 3 * width * dense.intermediate_size + (
+        layers * expected
+    )
+
+
 def test_two_gpus_share_the_state(nine_billion):
     planner, arm = nine_billion
     two = planner.memory(load_settings(FILES, ["trainer.n_gpus_per_node=2"], arm="sc"))

@@ -97,3 +97,8 @@ def test_program(tmp_path):
     assert finished.stdout.startswith("sc seed 0  rollout  step 2/60")
     missing = subprocess.run([*command, str(tmp_path / "x")], capture_output=True, text=True)
     assert missing.returncode == 2 and missing.stderr.startswith(f"error: {tmp_path}/x: no such folder")
+
+
+def test_once_says_so_before_the_first_run(tmp_path):
+    done = subprocess.run([sys.executable, str(PROGRAM), "--once", str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}: no run has begun\n")

@@ -267,3 +267,11 @@ def test_a_precision_is_one_setting():
 def test_an_unknown_format_is_refused_with_the_list():
     with pytest.raises(UserError, match=r"rollout\.quantization = 'int9'.*'int8', 'fp8', 'int4'"):
         load_settings([DEFAULT], ["actor_rollout_ref.rollout.quantization=int9"])
+
+
+def test_how_answers_are_scored_reruns_no_validation():
+    stages = [
+        stage_json(load_settings([DEFAULT], overrides), "validation")
+        for overrides in ([], ["runtime.reward_workers=3", "runtime.reward_timeout_seconds=1"], ["runtime.threads=1"])
+    ]
+    assert stages[0] == stages[1] != stages[2]

@@ -1,5 +1,7 @@
 """A GPU that is lost or full ends a run in one line, and with its lock released."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -36,6 +38,33 @@ def test_a_gpu_that_is_not_there_is_one_line(monkeypatch):
     monkeypatch.setenv("SC_GPU", "first")
     with pytest.raises(UserError, match="SC_GPU = 'first': must be the index"):
         lease("cuda")
+
+
+@pytest.fixture
+def four_gpus(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"uuid-{index}"))
+    monkeypatch.setenv("SC_GPU", "1")
+    return monkeypatch
+
+
+def test_several_gpus_are_all_held(four_gpus):
+    with lease("cuda", 2):
+        for index, free in ((0, True), (1, False), (2, False), (3, True)):
+            four_gpus.setenv("SC_GPU", str(index))
+            if free:
+                with lease("cuda"):
+                    pass
+            else:
+                with pytest.raises(UserError, match=f"GPU uuid-{index} is in use"), lease("cuda"):
+                    pass
+
+
+def test_more_gpus_than_there_are_is_one_line(four_gpus):
+    with pytest.raises(UserError, match=r"^trainer\.n_gpus_per_node = 4: torch sees 4 GPUs, of which SC_GPU = 1 is"):
+        lease("cuda", 4)
 
 
 @pytest.mark.parametrize("places", ["0", "two", "-1"])

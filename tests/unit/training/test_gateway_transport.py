@@ -37,8 +37,10 @@ def metrics(folder: Path, small_inputs: Inputs, arm: str, way: str) -> bytes:
 
 
 @pytest.mark.parametrize("arm", ["sc_tis", "grpo"])
-def test_both_ways_train_to_the_same_bytes(tmp_path, small_inputs, arm):
+def test_both_ways_train_to_the_same_bytes(tmp_path, small_inputs, arm, capfd, caplog):
     assert metrics(tmp_path, small_inputs, arm, "direct") == metrics(tmp_path, small_inputs, arm, "gateway")
+    assert "Traceback" not in capfd.readouterr().err, "an agent outlived the servers that it asked"
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
 
 
 def test_an_agent_of_another_configuration_is_noticed(tmp_path, small_inputs, monkeypatch):

@@ -44,8 +44,8 @@ def ray_session(stage: TrainStage, config: DictConfig) -> Iterator[None]:
     }
     if stage.runtime.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
-    elif "RAY_ADDRESS" not in os.environ and stage.trainer.n_gpus_per_node == 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = leased_gpu()
+    elif "RAY_ADDRESS" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = leased_gpus(stage.trainer.n_gpus_per_node)
     folder = log_folder()
     make_folder(folder)
     write_file(folder / "verl.yaml", OmegaConf.to_yaml(config, sort_keys=True).encode())
@@ -72,10 +72,11 @@ def ray_session(stage: TrainStage, config: DictConfig) -> Iterator[None]:
             shutil.copytree(logs, folder / "ray", dirs_exist_ok=True)
 
 
-def leased_gpu() -> str:
-    """The GPU that `SC_GPU` names, as CUDA_VISIBLE_DEVICES says it: Ray would take the first one that it sees."""
-    index, visible = int(os.environ.get("SC_GPU", "0")), os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",")[index] if visible else str(index)
+def leased_gpus(count: int) -> str:
+    """`count` GPUs from the one that `SC_GPU` names on, as CUDA_VISIBLE_DEVICES says it: Ray would take the first ones
+    that it sees."""
+    first, visible = int(os.environ.get("SC_GPU", "0")), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return ",".join(visible.split(",")[first : first + count] if visible else map(str, range(first, first + count)))
 
 
 def log_folder() -> Path:
