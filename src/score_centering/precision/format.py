@@ -81,6 +81,10 @@ class Format(ABC):
     def dequantise(self, stored: Stored) -> Tensor:
         """The weight (O, I) float64 that the stored tensors stand for."""
 
+    def together(self, layer: str) -> tuple[str, ...]:
+        """Layers that `quantise` has to see in one call, as far as all of them are quantised."""
+        return (layer,)
+
     def witness(self, stored: Stored) -> Tensor:
         """A small stored tensor that is not finite where a weight was not."""
         return stored["weight_scale"]

@@ -34,6 +34,8 @@ FORMATS = {
     "fp8": Entry("FP8", "fp8:FORMAT", "fp8_dynamic"),
     "int4": Entry("INT4", "int4:GROUPS", "w4a16"),
     "int4_channel": Entry("INT4 per channel", "int4:CHANNELS", "w4a16_channel"),
+    "nvfp4": Entry("NVFP4", "fp4:WEIGHTS", "nvfp4a16"),
+    "mxfp8": Entry("MXFP8", "mxfp8:FORMAT", "mxfp8"),
 }
 """Of linear layers, by `actor_rollout_ref.rollout.quantization`; null there is BF16."""
 

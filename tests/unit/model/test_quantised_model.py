@@ -16,7 +16,14 @@ from score_centering.settings import UserError
 from score_centering.settings.model import Quantization
 
 QUANTIZATION = Quantization()
-FORMATS = {"int8": "W8A8", "fp8": "FP8_DYNAMIC", "int4": "W4A16", "int4_channel": None}
+FORMATS = {
+    "int8": "W8A8",
+    "fp8": "FP8_DYNAMIC",
+    "int4": "W4A16",
+    "int4_channel": None,
+    "nvfp4": "NVFP4A16",
+    "mxfp8": "MXFP8",
+}
 """Our names, and llm-compressor's preset where there is one."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules")

@@ -1,5 +1,6 @@
 """The local engine on a CPU: rows independent to the bit, memory as the formats say, weights arriving in place."""
 
+import contextlib
 import copy
 import functools
 from collections.abc import Sequence
@@ -19,9 +20,11 @@ from transformers import (
 
 from score_centering.precision import requantise
 from score_centering.precision.int8 import FORMAT as INT8
+from score_centering.precision.registry import FORMATS, format_of
 from score_centering.rollout import LocalEngine, Rollout, Sampling, validate_all
 from score_centering.routing.replay import replaying
 from score_centering.settings import UserError
+from score_centering.validation.layers import quantised_layers, stored_parts
 
 QWEN = Qwen3_5TextConfig(
     vocab_size=300,
@@ -293,3 +296,52 @@ def test_engines_that_are_refused():
         LocalEngine(LlamaConfig(**{**LLAMA.to_dict(), "head_dim": 48}), **LOW, **size)
     with pytest.raises(UserError, match="no weights yet"):
         LocalEngine(LLAMA, **BF16, **size).generate([[1]], 1, SAMPLING, 0, 0)
+
+
+WIDE = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}  # groups of every format divide its layers
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_engine_of_every_format_computes_with_its_numbers(name):
+    """Rows keep their bits, and the log-probs are those of transformers' model that computes with the same format."""
+    scheme = {"quantization_config": format_of(name).quantization_config(["Linear"], ["lm_head"])}
+    config = LlamaConfig(**{**LLAMA.to_dict(), **WIDE})
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    sizes = {"max_batch": 20, "max_prompt_length": 24, "max_response_length": 12}
+    engine = LocalEngine(config, quantised_config=scheme, kv_cache="auto", **sizes)
+    weights = requantise({key: value.detach() for key, value in model.named_parameters()}, engine.listed)
+    engine.sync(weights, step=0)
+    whole = engine.generate(PROMPTS, 2, SAMPLING, seed=5, top_logprobs=300)
+    assert_same(whole[:2], engine.generate(PROMPTS[:1], 2, SAMPLING, seed=5, top_logprobs=300))
+    gaps = {"emulated": [], "bf16": []}
+    stored = stored_parts(weights, engine.listed)
+    for rollout in whole:
+        ids = torch.from_numpy(np.concatenate([rollout.prompt_ids, rollout.token_ids[:-1]]).astype(np.int64))[None]
+        ours = torch.empty(len(rollout.token_ids), 300)
+        ours.scatter_(
+            1, torch.from_numpy(rollout.candidate_ids.astype(np.int64)), torch.from_numpy(rollout.candidate_logprobs)
+        )
+        for kind, how in (
+            ("emulated", quantised_layers(model, stored, engine.listed)),
+            ("bf16", contextlib.nullcontext()),
+        ):
+            with torch.no_grad(), how:
+                logits = model(ids).logits[0, len(rollout.prompt_ids) - 1 :].float()
+            gaps[kind].append((ours - torch.log_softmax(logits, dim=-1)).abs().mean().item())
+    assert np.mean(gaps["emulated"]) < 0.5 * np.mean(gaps["bf16"])
+
+
+def test_a_quantised_engine_holds_the_bytes_that_its_format_says():
+    for name in FORMATS:
+        used = format_of(name)
+        scheme = {"quantization_config": used.quantization_config(["Linear"], ["lm_head"])}
+        config = LlamaConfig(**{**LLAMA.to_dict(), **WIDE})
+        engine = LocalEngine(
+            config, quantised_config=scheme, kv_cache="auto", max_batch=1, max_prompt_length=8, max_response_length=8
+        )
+        shapes = [(128, 128), (64, 128), (64, 128), (128, 128), (128, 128), (128, 128), (128, 128)] * 2
+        held = engine.nbytes()
+        assert held["linear_values"] + held["linear_scales"] == sum(
+            used.held_bytes(*shape, torch.device("cpu")) for shape in shapes
+        )

@@ -11,6 +11,8 @@ from transformers.models.qwen3_5 import Qwen3_5ForConditionalGeneration, Qwen3_5
 from score_centering.precision import quantise_weight
 from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.precision.names import multimodal_config, multimodal_name, text_name, text_part
+from score_centering.precision.registry import format_of
+from score_centering.precision.requantising import listed_linears, requantise
 from score_centering.training.verl.server.vllm_sync import (
     Sync,
     engine_arguments,
@@ -118,6 +120,25 @@ def test_buckets_become_the_bytes_of_a_quantised_checkpoint(prefix):
     assert "lm_head.weight" not in loaded, "tied: the embedding is written once"
     assert all(torch.isfinite(value.float()).all() for value in loaded.values())
     assert sum(value.dtype == torch.int8 for value in loaded.values()) == 13
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "int4_channel", "nvfp4"])
+def test_buckets_of_one_tensor_become_what_requantising_all_at_once_gives(name):
+    """NVFP4's joined layers share a scale, so the first of them wait for the last."""
+    scheme = {"quantization_config": format_of(name).quantization_config(["Linear"], SCHEME["ignore"])}
+    sync, given, loaded = Sync(TEXT, {"architectures": ["LlamaForCausalLM"]} | scheme), weights(), {}
+    for parameter, value in given.items():
+        bucket = value.clone()
+        loaded |= dict(sync.bucket([(parameter, bucket)]))
+        bucket.fill_(torch.nan)
+    sync.finish()
+    whole = {parameter: value.bfloat16() for parameter, value in given.items() if parameter != "lm_head.weight"}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(TEXT)
+    expected = requantise(whole, listed_linears(scheme, model))
+    assert loaded.keys() == expected.keys()
+    for stored, tensor in expected.items():
+        assert torch.equal(loaded[stored].view(torch.uint8), tensor.view(torch.uint8)), stored
 
 
 def test_bf16_rollouts_take_the_weights_as_they_are():

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from score_centering.precision import listed_linears, requantise
-from score_centering.precision.format import Format
 from score_centering.precision.names import (
     MULTIMODAL_ARCHITECTURES,
     multimodal_name,
@@ -61,6 +60,7 @@ class Sync:
         self._tied = {"lm_head.weight"} - self._pending
         self._known = frozenset(self._pending)
         self._written: set[tuple[str, str]] = set()
+        self._waiting: dict[str, Tensor] = {}
 
     def bucket(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Tensors of one bucket as vLLM loads them: its names, stored tensors of the listed layers, BF16 else.
@@ -79,15 +79,25 @@ class Sync:
             if name not in self._pending:
                 raise ValueError(f"weight sync: {name} came twice")
             self._pending.discard(name)
-            layer = name.removesuffix(".weight")
-            made = requantise({name: value.to(torch.bfloat16)}, self._format_of(layer))
-            for stored, tensor in made.items():
+            for stored, tensor in self._made(name, value.to(torch.bfloat16)).items():
                 self._count(stored)
                 engine_name = multimodal_name(stored) if self._multimodal else stored
                 yield engine_name, tensor.clone() if tensor.data_ptr() == value.data_ptr() else tensor
 
-    def _format_of(self, layer: str) -> dict[str, Format]:
-        return {layer: self._listed[layer]} if layer in self._listed else {}
+    def _made(self, name: str, value: Tensor) -> dict[str, Tensor]:
+        """What becomes of a parameter; a layer waits for those that its format quantises with it."""
+        layer = name.removesuffix(".weight")
+        if layer not in self._listed:
+            return {name: value}
+        used = self._listed[layer]
+        group = used.together(layer)
+        if len(group) == 1 or not all(each in self._listed for each in group):
+            return requantise({name: value}, {layer: used})
+        self._waiting[layer] = value.clone()
+        if not all(each in self._waiting for each in group):
+            return {}
+        ready = {f"{each}.weight": self._waiting.pop(each) for each in group}
+        return requantise(ready, dict.fromkeys(group, used))
 
     def finish(self) -> None:
         """All weights have come.
