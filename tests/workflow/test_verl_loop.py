@@ -244,3 +244,31 @@ def test_killed_stopped_and_crashed_runs_leave_nothing_and_go_on(folder, undistu
         assert first == second, name
     info = [json.loads((path / "run.json").read_text())["metrics"] for path in (run, undisturbed)]
     assert info[0] == info[1]
+
+
+def test_a_stale_sampler_survives_a_kill_between_two_syncs(folder):
+    """Servers get the weights of steps 0, 3 and 6, and those of a validation; each time the same bytes."""
+    stale = ("trainer.sync_every=3", "trainer.total_training_steps=5")
+    code, output = finish(start(folder, "verl", "sc", "stale", *stale))
+    assert code == 0, output
+    run = folder / "stale_killed"
+
+    def between() -> bool:
+        found = paths(run / "state/checkpoints")
+        return bool(found) and int(found[0].name.removeprefix("step")) % 3 != 0
+
+    kill_once(between, start(folder, "verl", "sc", run.name, *stale), folder)
+    assert 1 <= len(steps(run)) - 1 < 5, "nothing was left to resume"
+    code, output = finish(start(folder, "verl", "sc", run.name, *stale))
+    assert code == 0, output
+    killed, whole = ([record["metrics"] for record in steps(path)] for path in (run, folder / "stale"))
+    assert killed == whole
+    assert [row["sampler_age"] for row in whole] == [None, 0, 1, 2, 0, 1]
+    handed: dict[int, set[str]] = {}
+    for path in (run, folder / "stale"):
+        for line in Path(f"{path}.notes").read_text(encoding="utf-8").splitlines():
+            note = json.loads(line)
+            for server in note.get("servers", []):
+                handed.setdefault(note["step"], set()).add(server["weights"])
+    assert {step: len(found) for step, found in handed.items()} == {0: 1, 2: 1, 3: 1, 4: 1, 5: 1}
+    assert len(set.union(*handed.values())) == 5, "a step left the weights alone"

@@ -17,7 +17,7 @@ from score_centering.figures.arms import KNOWN
 from score_centering.figures.canvas import drawing, save
 from score_centering.figures.experiment import read_experiment
 from score_centering.figures.numerals import percent, power_of_ten, scientific
-from score_centering.figures.plots import FIGURES, mean_phase_seconds
+from score_centering.figures.plots import FIGURES, mean_phase_seconds, reward_k3_path
 from score_centering.figures.typeface import CHARACTERS
 
 PROGRAM = Path(__file__).parents[3] / "workflow" / "scripts" / "figures.py"
@@ -199,3 +199,13 @@ def test_users_matplotlib_settings_do_not_matter(tiny, tmp_path, monkeypatch):
         second = save(FIGURES["validation_reward"](read_experiment(tiny, control="grpo_bf16")), tmp_path / "b")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert np.all([path.stat().st_size > 5_000 for path in first])
+
+
+def test_the_path_of_reward_and_k3_begins_with_the_first_whole_window(synthetic, tmp_path):
+    """60 steps: windows of twelve, a fifth; its first point is the mean of steps 1 to 12, its last of 49 to 60."""
+    reward, k3 = [step / 60 for step in range(1, 61)], [step * 1e-3 for step in range(1, 61)]
+    synthetic.write_run(tmp_path / "e", "sc", 0, 60, {"reward_mean": reward, "k3_kl": k3})
+    steps, x, y = reward_k3_path(read_experiment(tmp_path / "e"), "sc")
+    assert (steps[0], steps[-1], len(steps)) == (12, 60, 49)
+    assert (x[0], y[0]) == (pytest.approx(6.5e-3), pytest.approx(6.5 / 60))
+    assert (x[-1], y[-1]) == (pytest.approx(54.5e-3), pytest.approx(54.5 / 60))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from score_centering.figures.experiment import read_experiment
-from score_centering.figures.verdict import clearly_above, join, standard_error, verdict
+from score_centering.figures.verdict import clearly_above, join, outcome, standard_error, verdict
 
 NOISE = [0.01, -0.01] * 10
 RISES = [0.3 + noise for noise in NOISE[:10]] + [0.7 + noise for noise in NOISE[:10]]
@@ -97,3 +97,21 @@ def test_arithmetic():
     assert standard_error(np.array([1.0])) == 0.0
     assert clearly_above(1.0, 0.4, 0.2, 0.2) and not clearly_above(1.0, 0.5, 0.2, 0.2)
     assert join(["a"]) == "a" and join(["a", "b", "c"]) == "a, b and c"
+
+
+def test_noise_is_that_of_the_first_and_of_the_last_ten_steps(synthetic, tmp_path):
+    """Errors of one seed by hand: ±a in turn has a standard deviation of a·√(10/9), over √10: a/3."""
+    rewards = [0.3 + 3 * noise for noise in NOISE[:10]] + [0.0, 1.0] * 5 + [0.6 + 6 * noise for noise in NOISE[:10]]
+    synthetic.write_run(tmp_path / "e", "sc", 0, 30, {"reward_mean": rewards})
+    found = outcome("SC", read_experiment(tmp_path / "e").runs)
+    assert (found.first, found.last) == (pytest.approx(0.3), pytest.approx(0.6))
+    assert (found.first_error, found.last_error) == (pytest.approx(0.01), pytest.approx(0.02))
+
+
+def test_over_several_seeds_noise_is_the_spread_of_the_seeds(synthetic, tmp_path):
+    for seed, last in enumerate((0.5, 0.6, 0.7)):
+        rewards = [0.3] * 10 + [last] * 10
+        synthetic.write_run(tmp_path / "e", "sc", seed, 20, {"reward_mean": rewards})
+    found = outcome("SC", read_experiment(tmp_path / "e").runs)
+    assert (found.last, found.last_error) == (pytest.approx(0.6), pytest.approx(0.1 / np.sqrt(3)))
+    assert found.first_error == 0.0

@@ -352,3 +352,12 @@ def test_phase_is_readable_while_it_runs(tmp_path, identity):
         assert read_phase(tmp_path).step == 1
         with pytest.raises(ValueError, match="choose from start, rollout"):
             run.phase("lunch")
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_a_log_is_read_up_to_its_first_damaged_line(tmp_path, bad):
+    """What follows may look whole, but it belongs to a run that the damage cut off."""
+    lines = [encode(step, {"loss": step / 2}, {}) for step in range(4)]
+    lines[bad] = lines[bad].replace(b'"loss": ', b'"loss": 1')
+    (tmp_path / "steps.log").write_bytes(b"".join(lines))
+    assert [record["step"] for record in read_log(tmp_path / "steps.log")] == list(range(bad))

@@ -5,16 +5,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from score_centering.model.sources import load_folder
 from score_centering.objectives import build_objective
+from score_centering.reward import Scorer
 from score_centering.rollout import Rollout
 from score_centering.settings import load_settings
 from score_centering.settings.model import Actor, Optim
 from score_centering.settings.stages import DriftStage
 from score_centering.settings.studies import ways_to_center
-from score_centering.training.drift_runs import centering_settings
+from score_centering.training.drift_runs import DriftRun, centering_settings
+from score_centering.training.local import LocalTrainer
 from score_centering.training.masters import MasterWeights
+from score_centering.training.task import Task
 from score_centering.training.update import Updater
 from tiny_model import VOCABULARY, tiny_model
+
+DEFAULT = Path(__file__).parents[3] / "config/config.yaml"
 
 
 def expected_update(centering: bool, k: int, prompts: int = 3) -> float:
@@ -71,7 +77,7 @@ def test_ways_to_center_are_settings():
 
 
 def test_the_study_changes_the_optimiser_and_the_objective_alone():
-    settings = load_settings([Path(__file__).parents[3] / "config/config.yaml"])
+    settings = load_settings([DEFAULT])
     stage = DriftStage.of(settings)
     actor = stage.train.actor_rollout_ref.actor
     assert (actor.optim, actor.policy_loss, actor.loss_agg_mode) == (
@@ -79,3 +85,44 @@ def test_the_study_changes_the_optimiser_and_the_objective_alone():
     )  # fmt: skip
     assert stage.train.data.train_batch_size == stage.drift.train_batch_size
     assert stage.train.actor_rollout_ref.rollout.quantization == settings.actor_rollout_ref.rollout.quantization
+
+
+def drift_steps(small_inputs, sampler: str) -> tuple[list[dict], list, list]:
+    """Rows of three steps, a check after each; log-probs of each step's rollouts, and those by the first weights."""
+    overrides = ["drift.steps=3", "drift.check_every=1", "drift.check_prompts=2", "data.max_prompt_length=64"]
+    stage = DriftStage.of(load_settings([DEFAULT, DEFAULT.with_name("test.yaml")], overrides))
+    train = stage.train.model_copy(update={"score_centering": centering_settings("none", 512)})
+    model, tokenizer = load_folder(small_inputs.model_folder)
+    trainer = LocalTrainer(train, "none", 0, small_inputs, model)
+    with Scorer() as scorer:
+        run = DriftRun(stage.drift, sampler, Task(train, 0, small_inputs, tokenizer, 512), trainer, scorer)
+        sampled, generate = [], run.generate
+
+        def noting(prompts, n, *arguments):
+            rollouts = generate(prompts, n, *arguments)
+            if n == stage.drift.n:
+                sampled.append([rollout.logprobs.tolist() for rollout in rollouts])
+            return rollouts
+
+        run.generate = noting
+        rows = list(run.rows())
+    model, _ = load_folder(small_inputs.model_folder)
+    start = LocalTrainer(train, "none", 0, small_inputs, model)
+    start.sync(0)
+    expected = []
+    for step in (1, 2, 3):
+        ids = [prompt.ids for prompt in run.task.prompts(step)]
+        rollouts = start.engine.generate(ids, stage.drift.n, run.task.sampling(), run.task.seed(step), 0)
+        expected.append([rollout.logprobs.tolist() for rollout in rollouts])
+    return rows, sampled, expected
+
+
+def test_a_frozen_sampler_is_frozen_again_after_a_check(small_inputs):
+    rows, sampled, expected = drift_steps(small_inputs, "frozen")
+    assert sampled == expected
+    assert rows[3]["displacement"] > rows[1]["displacement"] > 0
+
+
+def test_an_online_sampler_is_that_of_the_step(small_inputs):
+    _, sampled, expected = drift_steps(small_inputs, "online")
+    assert sampled[0] == expected[0] and sampled[1] != expected[1] and sampled[2] != expected[2]

@@ -144,3 +144,24 @@ def test_non_finite_gradient_stops_or_skips():
     metrics = skipping.update(batch, torch.ones(6), step=7)
     assert (metrics["nonfinite_updates"], metrics["loss"], metrics["grad_norm"]) == (1, None, None)
     assert torch.equal(broken.lm_head.weight.detach(), weights)
+
+
+def test_a_skipped_update_is_left_out_of_every_metric_of_the_loss():
+    """The first mini-batch is not finite: the numbers are those of the second alone, on weights that did not move."""
+    batch, gains = tiny_rollouts(8), torch.tensor([float("nan")] * 4 + [1.0, -1.0, 0.5, 2.0])
+    both = updater(tiny_model(), "sc", mini_batches=2)
+    both._nonfinite = "skip"
+    found = both.update(batch, gains, step=1)
+    second = updater(tiny_model(), "sc").update(batch[4:], gains[4:], step=1)
+    assert found["nonfinite_updates"] == 1 and second["nonfinite_updates"] == 0
+    for name in ("loss", "grad_norm", "entropy", "advantage_abs_mean", "head_mass_trainer"):
+        assert found[name] == pytest.approx(second[name], rel=1e-6), name
+
+
+def test_the_loss_of_several_updates_is_their_mean():
+    batch, gains = tiny_rollouts(8), torch.tensor([1.0, -1.0, 0.5, 2.0, -0.5, 1.5, 1.0, 0.25])
+    found = updater(tiny_model(), "sc", mini_batches=2).update(batch, gains, step=1)
+    one = updater(tiny_model(), "sc")
+    losses = [one.update(batch[part], gains[part], step=step)["loss"] for step, part in
+              ((1, slice(4)), (2, slice(4, 8)))]  # fmt: skip
+    assert found["loss"] == pytest.approx(sum(losses) / 2, rel=1e-6)

@@ -3,6 +3,7 @@
 import importlib.util
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,3 +49,79 @@ def test_a_stale_sampler_wakes_with_the_held_weights_and_the_trained_ones_come_b
     assert calls == [
         "weights 0", "hold", "sleep", "update", *held, "sleep", "update", "weights 2", "sleep", *held,
     ]  # fmt: skip
+
+
+def test_answers_come_in_the_order_of_the_requests_and_without_padding():
+    """Three prompts, two samples each, over four agent loops: verl gets eight rows and gives them back in its order."""
+    from score_centering.rollout import Sampling
+    from score_centering.training.verl.agent_loop import RECORD
+    from score_centering.training.verl.driver.verl_trainer import RolloutServers
+
+    asked = []
+
+    def generate_sequences(batch):
+        rows = batch.non_tensor_batch
+        asked.append(len(batch))
+        told = [
+            f"{rows['prompt_index'][i]}.{rows['sample_index'][i]} {rows['prompt_ids'][i]} {rows['request'][i]['seed']}"
+            for i in range(len(batch))
+        ]
+        batch.non_tensor_batch[RECORD] = np.array(told, dtype=object)
+        return batch
+
+    agent = SimpleNamespace(num_workers=4)
+    ray = SimpleNamespace(
+        config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(agent=agent))),
+        async_rollout_manager=SimpleNamespace(generate_sequences=generate_sequences),
+    )
+    owner, stream = np.array([0, 0, 1, 1, 2, 2]), np.array([11, 12, 13, 14, 15, 16], np.uint64)
+    found = RolloutServers(ray, "local").generate_streams(
+        [(5,), (6, 7), (8,)], owner, stream, Sampling(1.0, 4, False, (9,)), 2
+    )
+    assert asked == [8]
+    assert found == [
+        "0.0 (5,) 11", "0.1 (5,) 12", "1.0 (6, 7) 13", "1.1 (6, 7) 14", "2.0 (8,) 15", "2.1 (8,) 16",
+    ]  # fmt: skip
+
+
+def test_the_warm_up_goes_on_where_the_checkpoint_was(monkeypatch):
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    from score_centering.training.verl.worker.fsdp_engine import FsdpEngine
+
+    monkeypatch.setattr(FSDPEngineWithLMHead, "optimizer_step", lambda self: self.optimizer.step())
+
+    def engine():
+        made = object.__new__(FsdpEngine)
+        made.module = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.zeros_(made.module.weight)
+        made.optimizer = torch.optim.SGD(made.module.parameters(), lr=1.0)
+        made.optimizer_config = SimpleNamespace(lr=1.0, lr_warmup_steps=4)
+        return made
+
+    def step(made) -> float:
+        made.module.weight.grad = torch.ones_like(made.module.weight)
+        made.optimizer_step()
+        return made.lr_scheduler_step()
+
+    first, second = engine(), engine()
+    assert [step(first), step(first)] == [0.25, 0.5]
+    second.restore_shard({name: value.clone() for name, value in first.shard().items()})
+    assert [step(second) for _ in range(3)] == [0.75, 1.0, 1.0]
+    assert second.module.weight.tolist() == [[-3.5, -3.5]], "0.25 + 0.5 + 0.75 + 1 + 1"
+
+
+def test_held_weights_are_lent_and_the_trained_ones_come_back_bit_for_bit():
+    from score_centering.training.verl.worker.fsdp_engine import FsdpEngine
+
+    engine = object.__new__(FsdpEngine)
+    engine.module = torch.nn.Linear(3, 1, bias=False)
+    held, own = torch.tensor([[0.1, -2.7, 1e-3]]), torch.tensor([[0.3, 4.1, -1e-3]])
+    engine.module.weight.data.copy_(held)
+    engine.hold()
+    engine.module.weight.data.copy_(own)
+    engine.lend_held()
+    assert torch.equal(engine.module.weight.bfloat16(), held.bfloat16())
+    engine.take_back()
+    assert torch.equal(engine.module.weight, own)
+    assert torch.equal(engine.held_shard()["sampler.weight"], held.bfloat16())
