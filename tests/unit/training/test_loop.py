@@ -11,6 +11,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -39,9 +40,11 @@ OVERRIDES = [
 
 
 class Tokenizer:
-    """A prompt is one token, the number of its letter; a response's tokens are written out, without the end."""
+    """A prompt is one token, the number of its letter, and C's opens the thinking; a response's tokens are written out,
+    without the end."""
 
     eos_token_id = EOS
+    added_tokens_decoder: ClassVar[dict] = {}
 
     def apply_chat_template(self, messages, **_):
         return messages[0]["content"]
@@ -49,8 +52,10 @@ class Tokenizer:
     def encode(self, text, **_):
         return [ord(letter) - ord("A") + 10 for letter in text.split("\n")[0]]
 
-    def batch_decode(self, rows, **_):
-        return ["".join(str(token) for token in row if token != EOS) for row in rows]
+    def decode(self, tokens, skip_special_tokens):
+        if skip_special_tokens:
+            return "".join(str(token) for token in tokens if token != EOS)
+        return "C<think>" if tokens == [12] else "prompt"
 
 
 def problem(name: str, answer: str) -> Problem:
@@ -80,9 +85,9 @@ class Script:
         ))  # fmt: skip
         return self._rollouts([prompt.ids for prompt in prompts], n, top_logprobs)
 
-    def score(self, texts, answers, truncated):
-        self.scored.append(list(zip(texts, answers, truncated, strict=True)))
-        right = [float(text == answer and not cut) for text, answer, cut in self.scored[-1]]
+    def score(self, texts, answers, truncated, thinking):
+        self.scored.append(list(zip(texts, answers, truncated, thinking, strict=True)))
+        right = [float(text == answer and not cut) for text, answer, cut, _ in self.scored[-1]]
         return ScoreResult(np.array(right, np.float32), len(self.scored), 10 + len(self.scored))
 
     def resume(self, run):
@@ -171,15 +176,17 @@ def test_each_step_asks_for_its_prompts_with_its_seed_and_validation_greedily(wh
 
 
 def test_each_response_meets_the_answer_of_its_own_prompt(whole):
+    """Text, answer, whether it was cut, whether it begins inside the thinking."""
     script, _ = whole
-    asked = [("7", "7", False), ("7", "8", False)]
-    both, none = [("7", "7", False), ("8", "8", False)], [("7", "7", True), ("555", "8", False)]
+    no, yes = False, True
+    one = [("7", "7", no, no), ("7", "8", no, no)]
+    both, none = [("7", "7", no, no), ("8", "8", no, no)], [("7", "7", yes, no), ("555", "8", no, no)]
     assert script.scored == [
-        asked, asked,
-        [("2", "2", False), ("4", "2", False), ("3", "3", False), ("3", "3", True)],
-        [("1", "1", False), ("1", "1", False), ("1", "1", False), ("22", "1", False)],
+        one, one,
+        [("2", "2", no, no), ("4", "2", no, no), ("3", "3", no, yes), ("3", "3", yes, yes)],
+        [("1", "1", no, no), ("1", "1", no, no), ("1", "1", no, no), ("22", "1", no, no)],
         both, none,
-        [("2", "3", False), ("3", "3", False), ("3", "2", False), ("22", "2", True)],
+        [("2", "3", no, yes), ("3", "3", no, yes), ("3", "2", no, no), ("22", "2", yes, no)],
         none, both,
     ]  # fmt: skip
 
