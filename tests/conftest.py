@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+import axis_names
 from score_centering.settings import UserError
+
+axis_names.install()
 
 
 @dataclass(frozen=True)

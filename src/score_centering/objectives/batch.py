@@ -42,8 +42,10 @@ class TokenBatch:
 
 
 def rollout_ranks(sequence_ids: Tensor, mask: Tensor) -> Tensor:
-    """(T,) int64: 0, 1, … for the rollouts in their order, whatever their ids; a masked row belongs to the one before
-    it."""
+    """0, 1, … for the rollouts in their order, whatever their ids; a masked row belongs to the one before it.
+
+    sequence_ids (T,) int64, mask (T,) bool → (T,) int64.
+    """
     ids = torch.where(mask, sequence_ids, 0).cummax(0).values
     return torch.cat([ids.new_zeros(min(1, len(ids))), (ids[1:] != ids[:-1]).long()]).cumsum(0)
 

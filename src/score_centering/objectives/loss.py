@@ -199,12 +199,15 @@ def row_statistics(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
 
 
 def softmax_times(logits: Tensor, normaliser: Tensor, factor: Tensor, temperature: float, out: Tensor) -> None:
-    """out (C, V) = factor·exp(z − normaliser), rounded once to out's dtype; `out` may be `logits` itself."""
+    """out = factor·exp(z − normaliser), rounded once to out's dtype; `out` may be `logits` itself.
+
+    logits, out (C, V), normaliser, factor (C,).
+    """
     out.copy_(torch.div(logits, temperature).sub_(normaliser[:, None]).exp_().mul_(factor[:, None]))
 
 
 def scale(values: Tensor, factor: Tensor) -> None:
-    """values *= factor in place; a factor of 1 costs nothing."""
+    """values (...) *= factor () in place; a factor of 1 costs nothing."""
     if _uses_triton(values):
         from score_centering.objectives import triton_kernels
 

@@ -87,6 +87,7 @@ def delta_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state:
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x (..., D) over its Euclidean norm along D."""
     return x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + eps)
 
 

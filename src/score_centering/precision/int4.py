@@ -36,7 +36,7 @@ def pack(codes: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, n_in: int) -> Tensor:
-    """The inverse of `pack`: (O, ⌈I / 8⌉) int32 → codes (O, I) int8."""
+    """The inverse of `pack`: packed (O, ⌈I / 8⌉) int32 → codes (O, I) int8."""
     shifts = torch.arange(0, 4 * CODES_A_WORD, 4, device=packed.device, dtype=torch.int32)
     nibbles = (packed.unsqueeze(2) >> shifts) & 0xF
     return (nibbles - _OFFSET).to(torch.int8).flatten(1)[:, :n_in]

@@ -81,7 +81,7 @@ def unrotate(x: Tensor) -> Tensor:
 
 
 def quantise(rotated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Asymmetric 4-bit codes of rotated vectors (..., D): codes (..., D) uint8, scale (...) float32, zero (...) int32.
+    """Asymmetric 4-bit codes of rotated (..., D) vectors → codes (..., D) uint8, scale (...) float32, zero (...) int32.
 
     scale = max((max − min) / 15, 1e-6), zero = clamp(round(−min / scale), 0, 15),
     code = clamp(round(y · (1 / scale) + zero), 0, 15), rounding half away from zero (adding 0.5 and truncating).
@@ -111,13 +111,13 @@ def pack(codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inverse of `pack`: bytes (..., D/2 + 4) → codes (..., D) uint8, scale (...) with 4 low bits 0, zero (...)."""
+    """Undoes `pack`: packed (..., D/2 + 4) uint8 → codes (..., D) uint8, scale (...) with 4 low bits 0, zero (...)."""
     even, odd, scale, zero = unpack_streams(packed)
     return torch.stack((even, odd), dim=-1).flatten(-2), scale, zero
 
 
 def unpack_streams(packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `unpack`, with the codes of even and of odd indices apart, (..., D/2) uint8 each, for a split dot product."""
+    """As `unpack` of packed (..., D/2 + 4) uint8; the codes of even and of odd indices apart, (..., D/2) uint8 each."""
     half = packed.shape[-1] - _SCALE_BYTES
     check_head_size(2 * half)
     codes = packed[..., :half]
@@ -125,13 +125,13 @@ def unpack_streams(packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def unpack_scale(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Bytes (..., D/2 + 4) → scale (...) float32 with 4 low bits 0, zero point (...) int32."""
+    """packed (..., D/2 + 4) uint8 → scale (...) float32 with 4 low bits 0, zero point (...) int32."""
     bits = packed[..., -_SCALE_BYTES:].view(torch.int32).squeeze(-1)
     return (bits & ~_ZERO_BITS).view(torch.float32), bits & _ZERO_BITS
 
 
 def encode(x: Tensor) -> Tensor:
-    """Rotate, quantise and pack vectors (..., D) → (..., D/2 + 4) uint8: what is written into the cache."""
+    """Rotate, quantise and pack: x (..., D) → (..., D/2 + 4) uint8: what is written into the cache."""
     if x.is_cuda:
         from score_centering.precision import format_kernels
 
@@ -141,7 +141,7 @@ def encode(x: Tensor) -> Tensor:
 
 
 def decode(packed: Tensor) -> Tensor:
-    """Bytes (..., D/2 + 4) → vectors (..., D) float32 in the rotated space: (code − zero) · scale."""
+    """packed (..., D/2 + 4) uint8 → vectors (..., D) float32 in the rotated space: (code − zero) · scale."""
     if packed.is_cuda:
         from score_centering.precision import format_kernels
 

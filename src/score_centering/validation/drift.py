@@ -31,7 +31,7 @@ def update_weights(log_p: Tensor, log_q: Tensor, k: int) -> Tensor:
 
 
 def drift_logits(log_p: Tensor, log_q: Tensor, k: int, temperature: float = 1.0) -> Tensor:
-    """Gradient of Σ_v sg(w_v) log p_v with respect to the trainer's logits, per position: (T, V) float64.
+    """Gradient of Σ_v sg(w_v) log p_v with respect to the trainer's logits: log_p, log_q (T, V) → (T, V) float64.
 
     The logits were divided by `temperature` before the softmax.
     """

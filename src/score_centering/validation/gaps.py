@@ -11,7 +11,7 @@ from score_centering.objectives.divergence import k3, token_chi2
 
 
 def sampled_gaps(log_p: Tensor, log_q: Tensor) -> dict[str, float]:
-    """Gap statistics of the sampled tokens, from `log p_y` and `log q_y` (both (T,)).
+    """Gap statistics of the sampled tokens, from log_p, log_q (T,) of those tokens.
 
     With d = log p − log q: the mean, 95th percentile and maximum of |d|; K1 = mean(−d); K3 = mean(exp(d) − 1 − d) and
     the token χ² = mean(exp(2d)) − 1, both with d clamped to ±20. K1 and K3 estimate KL(q‖p), χ² estimates χ²(p‖q).
@@ -29,7 +29,7 @@ def sampled_gaps(log_p: Tensor, log_q: Tensor) -> dict[str, float]:
 
 
 def dense_gaps(log_p: Tensor, log_q: Tensor) -> dict[str, float]:
-    """KL(q‖p) in nats, total variation and top-1 agreement over the whole vocabulary, mean over positions ((T, V))."""
+    """KL(q‖p) in nats, total variation and top-1 agreement of log_p, log_q (T, V), mean over positions."""
     p, q = log_p.double().exp(), log_q.double().exp()
     difference = log_q.double() - log_p.double()
     kl = torch.where(q > 0, q * difference, 0.0).sum(-1)

@@ -51,7 +51,7 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def log_probs(hidden: Tensor, lm_head_weight: Tensor, temperature: float) -> Tensor:
-    """Log-probs (T, V) float32 of the next token; logits and softmax in FP32 from the BF16 operands."""
+    """Log-probs of the next token, in FP32 throughout: hidden (T, D), lm_head_weight (V, D) → (T, V) float32."""
     return (hidden.float() @ lm_head_weight.float().T / temperature).log_softmax(-1)
 
 

@@ -35,7 +35,7 @@ class Step:
         positions: (B, C) int64 position of each token in its sequence.
         valid: (B, C) bool; a token that is not valid leaves no trace. None when all are.
         hidden: (B, 1, C, S) bool; the cache positions a token does not attend to.
-        cos, sin: (B, C, 1, rotary dims) bfloat16.
+        cos, sin: (B, C, 1, rotary dims) bfloat16, or (C, 1, rotary dims) while prompts are read.
         owner: (B,) int64, what the rows belong to; read by `faults` only.
         faults: damages what is written into the INT4 cache; None but in a study of faults.
         routes: (B, C, layers, top-k), takes the expert choices; None when nobody asks for them.
@@ -95,7 +95,7 @@ def _experts(weights: ExpertWeights, experts: Experts, h: Tensor) -> tuple[Tenso
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of x (…, D) bfloat16 in FP32; a BF16 weight multiplies after the rounding (Llama), FP32 before."""
+    """RMS norm of x (…, D) bfloat16 in FP32, times weight (…, D): BF16 after the rounding (Llama), FP32 before."""
     if weight.dtype == torch.float32:
         return F.rms_norm(x.float(), x.shape[-1:], None, eps).mul_(weight).to(x.dtype)
     return F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype) * weight
@@ -124,7 +124,7 @@ def _attention(
 
 
 def rotate_positions(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of the first dims of x (B, C, heads, D), in BF16 as transformers rounds it."""
+    """Rotary embedding of the first R dims of x (B, C, heads, D) by cos, sin (…, C, 1, R), in BF16 as transformers."""
     rotated, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     first, second = rotated.chunk(2, dim=-1)
     rotated = rotated * cos + torch.cat([-second, first], dim=-1) * sin
@@ -233,7 +233,8 @@ def _linear_attention(
 def convolve(x: Tensor, weight: Tensor, state: Tensor, valid: Tensor | None) -> Tensor:
     """SiLU of the causal depthwise convolution, in FP32; keeps the last W − 1 valid inputs.
 
-    x (B, C, F) bfloat16, weight (W, F) float32, state (B, W − 1, F) bfloat16, updated in place → (B, C, F) bfloat16.
+    x (B, C, F) bfloat16, weight (W, F) float32, state (B, W − 1, F) bfloat16, updated in place, valid (B, C) bool →
+    (B, C, F) bfloat16.
     """
     width, length = weight.shape[0], x.shape[1]
     window = torch.cat([state, x], dim=1)
@@ -259,7 +260,7 @@ def delta_step(query_key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, st
         query_key: (B, 1, 2, Hk, Dk) float32, normalised.
         value: (B, 1, Hv, Dv) float32.
         decay, beta: (B, 1, Hv) float32, log of the decay and write strength.
-        state: (B, Hv, Dk, Dv) bfloat16, updated in place. The output uses the new state before its rounding.
+        state: (B, Hv, Dk, Dv) bfloat16 or float32, updated in place. The output uses the new state before its rounding.
 
     Returns:
         (B, 1, Hv, Dv) float32.
@@ -278,7 +279,17 @@ def delta_step(query_key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, st
 
 
 def delta_prefill(query_key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """The gated delta rule over C tokens as one chunk; arguments as in `delta_step` with C in place of 1."""
+    """The gated delta rule over C tokens as one chunk; see `delta_step`.
+
+    Args:
+        query_key: (B, C, 2, Hk, Dk) float32, normalised.
+        value: (B, C, Hv, Dv) float32.
+        decay, beta: (B, C, Hv) float32.
+        state: (B, Hv, Dk, Dv) bfloat16 or float32, updated in place.
+
+    Returns:
+        (B, C, Hv, Dv) float32.
+    """
     query, key = query_key.repeat_interleave(state.shape[1] // query_key.shape[3], dim=3).unbind(2)
     parts = [x.transpose(1, 2) for x in (query * key.shape[-1] ** -0.5, key, value, decay, beta)]
     out, new_state = delta_chunk(*parts, state.float())

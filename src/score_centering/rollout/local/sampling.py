@@ -49,7 +49,7 @@ def head(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def round_to_grid(logprobs: Tensor) -> Tensor:
-    """`candidates.round_logprobs` of a tensor, on its device."""
+    """`candidates.round_logprobs` of logprobs (...), on its device."""
     codes = (logprobs * -STEPS_PER_NAT).round_().clamp_(0, MAX_CODE)
     return codes.mul_(-1 / STEPS_PER_NAT).add_(0.0)
 
