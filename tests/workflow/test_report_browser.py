@@ -197,6 +197,24 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser.close()
 
 
+def test_the_summary_table_is_whole_at_1400_pixels(browser: Browser, page: Path):
+    browser.open(page, 1400, 900, False)
+    inner, outer = browser.evaluate(
+        "(() => { const t = document.querySelector('.sortable').parentNode; return [t.scrollWidth, t.clientWidth]; })()"
+    )
+    assert inner <= outer
+
+
+def test_the_gates_check_marks_are_whole_on_a_phone(browser: Browser, page: Path):
+    """In each row at least one mark shows without scrolling: the first column stays in view."""
+    browser.open(page, *SCREENS["phone"], False)
+    right = browser.evaluate(
+        "[...document.querySelectorAll('tbody tr')].map((row) => [...row.querySelectorAll('.passed, .failed')])"
+        ".filter((all) => all.length).map((all) => Math.min(...all.map((m) => m.getBoundingClientRect().right)))"
+    )
+    assert len(right) >= 5 and max(right) <= SCREENS["phone"][0]
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("screen", SCREENS)
 def test_every_screen_and_scheme(browser: Browser, page: Path, screen: str, dark: bool):

@@ -235,10 +235,9 @@ def _precision_gate(folder: Path) -> str:
     others = {name: value for name, value in gate["numbers"].items() if name not in gate["limits"]}
     rows = [
         (
-            f"<code>{escape(name)}</code>",
+            f"{_mark(gate['numbers'].get(name), limit)} <code>{escape(name)}</code>",
             _number(gate["numbers"].get(name)),
             _limit(limit),
-            _mark(gate["numbers"].get(name), limit),
         )
         for name, limit in gate["limits"].items()
     ]
@@ -247,7 +246,7 @@ def _precision_gate(folder: Path) -> str:
     )
     return (
         _passed(gate, "BF16 against INT8/INT4 rollouts on held-out prompts")
-        + _table(("Number", "Measured", "Limit", ""), rows)
+        + _table(("Number", "Measured", "Limit"), rows)
         + (f"<details><summary>{len(others)} more numbers, without a limit</summary>{more}</details>" if others else "")
         + f'<img class="paper" alt="Figures of the precision validation" src="data:image/svg+xml;base64,{picture}">'
     )
@@ -266,7 +265,10 @@ def _smoke_gates(experiment: Experiment, folder: Path) -> str:
             else "–"
             for gate in gates.values()
         ]
-        rows.append((f"<code>{escape(name)}</code>", " or ".join(dict.fromkeys(limits)), *cells))
+        met = _verdict_mark(
+            all(_met(gate["numbers"].get(name), gate["limits"].get(name, {})) for gate in gates.values())
+        )
+        rows.append((f"{met} <code>{escape(name)}</code>", " or ".join(dict.fromkeys(limits)), *cells))
     passed = {"passed": all(gate["passed"] for gate in gates.values()), "failures": []}
     passed["failures"] = [f"{arm}: {line}" for arm, gate in gates.items() for line in gate["failures"]]
     heads = ("Number", "Limit", *(look.label for look in looks.values()))
@@ -343,7 +345,15 @@ def _passed(gate: Mapping[str, Any], what: str) -> str:
 
 
 def _mark(value: float | None, limit: Mapping[str, float]) -> str:
-    met = value is not None and limit.get("min", -np.inf) <= value <= limit.get("max", np.inf)
+    return _verdict_mark(_met(value, limit))
+
+
+def _met(value: float | None, limit: Mapping[str, float]) -> bool:
+    """Whether a number holds its limit; one without a limit does."""
+    return not limit or (value is not None and limit.get("min", -np.inf) <= value <= limit.get("max", np.inf))
+
+
+def _verdict_mark(met: bool) -> str:
     return f'<span class="{"passed" if met else "failed"}">{"✓" if met else "✗"}</span>'
 
 

@@ -178,11 +178,15 @@ class VllmEngine(StreamEngine):
         check_prompts(prompts, self._config)
         keys = [str(number) for number in range(len(owner))]
         seeds = [request_seed(number) for number in stream.tolist()]
-        outputs = self.llm.generate(
-            [{"prompt_token_ids": list(prompts[i])} for i in owner],
-            [sampling_parameters(sampling, seed, top_logprobs, key) for seed, key in zip(seeds, keys, strict=True)],
-            use_tqdm=False,
-        )
+        try:
+            outputs = self.llm.generate(
+                [{"prompt_token_ids": list(prompts[i])} for i in owner],
+                [sampling_parameters(sampling, seed, top_logprobs, key) for seed, key in zip(seeds, keys, strict=True)],
+                use_tqdm=False,
+            )
+        except BaseException:  # abandoned, by Ctrl-C too: the worker would keep what it has recorded
+            self.llm.collective_rpc("drop_capture", args=(keys,))
+            raise
         records = self.llm.collective_rpc("take_capture", args=(keys,))[0]
         places = zip(owner.tolist(), sample_indices(owner).tolist(), outputs, records, strict=True)
         return [

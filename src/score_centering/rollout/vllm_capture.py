@@ -94,6 +94,11 @@ class Recorder:
                 raise ValueError(f"vllm: no rollout is recorded under {key!r}")
         return [_packed(self._kept.pop(key)) for key in keys]
 
+    def drop(self, keys: Sequence[str]) -> None:
+        """Forgets the records of abandoned requests, which nobody will take; a key may be without one."""
+        for key in keys:
+            self._kept.pop(key, None)
+
 
 def _packed(request: Request) -> dict[str, bytes]:
     """ids (R, K + 1) int32 and log-probs (R, K + 1) float32, row by row, as what any message can carry."""
@@ -133,6 +138,10 @@ class CaptureExtension:
     def take_capture(self, keys: list[str]) -> list[dict[str, bytes]]:
         """`Recorder.take`."""
         return self._recorder.take(keys)
+
+    def drop_capture(self, keys: list[str]) -> None:
+        """`Recorder.drop`."""
+        self._recorder.drop(keys)
 
 
 def _watched(output: Any, recorder: Recorder, places: list[tuple[str, Request, int]]) -> Any:

@@ -218,3 +218,21 @@ def test_the_extension_records_at_the_worker_s_own_calls(asynchronous):
         assert (output.get_output() if asynchronous else output).logprobs is None
     ids, logprobs = unpacked(worker.take_capture(["k"])[0], 0)
     assert ids.tolist() == [[5], [6]] and logprobs.tolist() == [[-1.0], [-1.0]]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_abandoned_request_leaves_nothing_behind(asynchronous):
+    worker = Worker(asynchronous)
+    worker.start_capture()
+    worker.execute_model(plan("a", 0, 2, True))
+    output = worker.sample_tokens(None)
+    worker.drop_capture(["k", "never seen"])
+    if asynchronous:
+        output.get_output()  # a step that was under way when the request was abandoned
+    with pytest.raises(ValueError, match="no rollout is recorded under 'k'"):
+        worker.take_capture(["k"])
+    worker.execute_model(SimpleNamespace(
+        scheduled_new_reqs=[], scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
+        num_scheduled_tokens={}, finished_req_ids={"a"},
+    ))  # fmt: skip
+    assert (worker._recorder._kept, worker._recorder._running) == ({}, {})

@@ -90,10 +90,16 @@ class VllmServer(vLLMHttpServer):
         parameters = sampling_parameters(sampling_params["sampling"], sampling_params["seed"], candidates, request_id)
         parameters.output_kind = RequestOutputKind.FINAL_ONLY
         final = None
-        async for output in self.engine.generate(
-            prompt=TokensPrompt(prompt_token_ids=list(prompt_ids)), sampling_params=parameters, request_id=request_id
-        ):
-            final = output
+        try:
+            async for output in self.engine.generate(
+                prompt=TokensPrompt(prompt_token_ids=list(prompt_ids)),
+                sampling_params=parameters,
+                request_id=request_id,
+            ):
+                final = output
+        except BaseException:  # abandoned, by its caller too: the worker would keep its record for ever
+            await self.engine.collective_rpc("drop_capture", args=([request_id],))
+            raise
         ((record,), *_) = await self.engine.collective_rpc("take_capture", args=([request_id],))
         rollout = to_rollout(0, 0, prompt_ids, final.outputs[0], record, candidates)
         return TokenOutput(
