@@ -69,6 +69,19 @@ def moved_at_rate_zero(log: Log) -> Signature | None:
                     "mask, or dropout that is still on.",
                     0.9,
                 )
+    k3 = log.get("k3_kl")
+    values = finite(k3).values[np.isin(finite(k3).steps, still)] if k3 is not None else np.empty(0)
+    half = len(values) // 2
+    if half >= 3:
+        early, late = float(np.median(values[:half])), float(np.median(values[half:]))
+        if late > 1e-3 and late > 5 * early:
+            return Signature(
+                "a sampler that moves while nothing is trained",
+                f"K3 goes from {early:.2g} to {late:.2g} at learning rate 0, when no weight can change",
+                "Something other than training changes the sampler: a reload of other weights, a cache that fills with "
+                "errors, or scales that are calibrated anew.",
+                0.85,
+            )
     return None
 
 

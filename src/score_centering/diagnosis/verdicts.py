@@ -86,7 +86,7 @@ def diagnose(log: Log, corrections: str = "unknown") -> Diagnosis:
     if rows < MIN_ROWS or path is None:
         return _cannot_tell(log, [f"{rows} steps with a reward; {MIN_ROWS} are needed"], measures)
     assert reward is not None
-    facts = [_reward_fact(path, reward), *_level_facts(level, active), *_other_facts(log), *history]
+    facts = [_reward_fact(path, reward), *_level_facts(level, active), *_still_facts(log), *_other_facts(log), *history]
     sampler = _sampler_broken(log, path)
     if sampler is not None:
         return Diagnosis(
@@ -375,6 +375,17 @@ FACTS = {  # logged quantities that a verdict does not turn on, but its reader w
     "nonfinite": ("updates skipped as not finite in one step", max, 0.5),
     "val_reward": ("validation reward at last", None, None),
 }
+
+
+def _still_facts(log: Log) -> list[str]:
+    """K3 before anything was trained: none of it comes from the sampler's age."""
+    rate, k3 = log.get("learning_rate"), log.get("k3_kl")
+    if rate is None or k3 is None:
+        return []
+    values = finite(k3).values[np.isin(finite(k3).steps, rate.steps[rate.values == 0])]
+    if not len(values):
+        return []
+    return [f"K3 is {np.median(values):.2g} at learning rate 0: that much is precision or a bug, not the sampler's age"]
 
 
 def _other_facts(log: Log) -> list[str]:

@@ -83,6 +83,13 @@ def test_a_policy_ratio_that_moves_while_nothing_is_trained():
     assert signatures(log_from(learning_rate=warm, policy_kl=[0.0] * 3 + [2e-3] * 7)) == []
 
 
+def test_a_sampler_that_moves_while_nothing_is_trained():
+    still = {"learning_rate": [0.0] * 8 + [1e-6] * 4}
+    (found,) = signatures(log_from(**still, k3_kl=[1e-4] * 4 + [1e-2] * 8))
+    assert found.cause == "a sampler that moves while nothing is trained"
+    assert signatures(log_from(**still, k3_kl=[1e-3] * 8 + [1e-1] * 4)) == []
+
+
 def test_sum_for_mean():
     """A mean over tokens of A·log p with |A| 0.3 and 0.8 nats can't be 68; nor can a first gradient norm be 5000."""
     assert signatures(log_from(loss=[-68.0] * 5, advantage=0.3, entropy=0.8))[0].cause == "sum for mean"

@@ -85,6 +85,11 @@ def test_the_log_itself_shows_weights():
     assert [found.verdict for found in shown] == ["cannot_tell", "harmless"]
 
 
+def test_k3_at_learning_rate_zero_is_told():
+    found = diagnose(log_from(reward=ALIVE, k3_kl=2e-3, length=LONG, learning_rate=[0.0] * 5 + [1e-6] * (STEPS - 5)))
+    assert any(line.startswith("K3 is 0.002 at learning rate 0") for line in found.evidence)
+
+
 def test_k3_is_estimated_from_the_gap_where_it_is_missing():
     """For a Gaussian gap of mean |d| m, K3 is σ²/2 with σ² = π/2·m²: π/4·m². At m = 0.02 that is 3.1e-4."""
     found = diagnose(log_from(reward=ALIVE, abs_gap=0.02, length=LONG))
