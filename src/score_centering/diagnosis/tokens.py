@@ -4,7 +4,7 @@ A row is a token, or a rollout with one list a column. Names of other frameworks
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,107 +157,6 @@ def _concatenated(parts: Sequence[Tokens]) -> Tokens:
         for field in fields
     }
     return Tokens(np.concatenate(owners), **joined)
-
-
-# What each correction would do. Ratios r = p/q a token; of a rollout, exp of the sum or of the mean of d.
-
-
-def _token(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Tokens], np.ndarray]:
-    return lambda tokens: function(np.exp(tokens.gap))
-
-
-def _rollout(reduce: str, function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Tokens], np.ndarray]:
-    def weights(tokens: Tokens) -> np.ndarray:
-        count = np.bincount(tokens.rollout)
-        total = np.bincount(tokens.rollout, tokens.gap)
-        exponent = total / np.maximum(count, 1) if reduce == "mean" else total
-        return function(np.exp(np.clip(exponent, -20, 20)))[tokens.rollout]
-
-    return weights
-
-
-def _band(low: float, high: float) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda ratio: ratio * ((ratio >= low) & (ratio <= high))
-
-
-def _cap(high: float) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda ratio: np.minimum(ratio, high)
-
-
-def _clip(low: float, high: float) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda ratio: np.clip(ratio, low, high)
-
-
-def _opsm(tokens: Tokens) -> np.ndarray:
-    """Rollouts of negative advantage whose mean of −d is above 1e-4 get weight 0."""
-    count = np.maximum(np.bincount(tokens.rollout), 1)
-    drift = (-np.bincount(tokens.rollout, tokens.gap) / count)[tokens.rollout]
-    return 1.0 - ((tokens.advantage < 0) & (drift > 1e-4))
-
-
-def _dppo(tokens: Tokens) -> np.ndarray:
-    """Tokens whose probability has moved by more than 0.15 the way that their advantage pushes get weight 0."""
-    moved = np.exp(tokens.p) - np.exp(tokens.q)
-    return 1.0 - (np.sign(tokens.advantage) * moved > 0.15)
-
-
-RULES: dict[str, tuple[Callable[[Tokens], np.ndarray], bool]] = {  # name: (weights of the tokens, needs advantages)
-    "TIS, token, cap 2": (_token(_cap(2.0)), False),
-    "MIS, token, 0.5–5": (_token(_band(0.5, 5.0)), False),
-    "IcePop, token, 0.5–2": (_token(_band(0.5, 2.0)), False),
-    "CISPO, token, 0.8–1.28": (_token(_clip(0.8, 1.28)), False),
-    "veto, token below 1e-4": (_token(lambda ratio: ratio * (ratio >= 1e-4)), False),
-    "TIS, rollout, cap 2": (_rollout("sum", _cap(2.0)), False),
-    "MIS, rollout, 0.5–2": (_rollout("sum", _band(0.5, 2.0)), False),
-    "geometric mask, rollout, 0.99–1.01": (_rollout("mean", _band(0.99, 1.01)), False),
-    "GSPO, rollout, 1 − 3e-4 … 1 + 4e-4": (_rollout("mean", _clip(1 - 3e-4, 1 + 4e-4)), False),
-    "OPSM, rollout, 1e-4": (_opsm, True),
-    "TV mask (DPPO), token, 0.15": (_dppo, True),
-}
-
-
-@dataclass(frozen=True)
-class RuleEffect:
-    """What one rule would do to these tokens."""
-
-    rule: str
-    masked: float  # share of tokens of weight 0
-    bounded: float  # share whose weight differs from the ratio it is made of, masked ones left out
-    masked_rollouts: float  # share of rollouts with a token of weight 0
-    effective: float  # (Σw)²/(N·Σw²), over tokens
-
-
-def rule_effects(tokens: Tokens) -> list[RuleEffect]:
-    """Each rule of `RULES` on the tokens; those that need advantages only where these are recorded."""
-    effects = []
-    for rule, (function, needs_advantages) in RULES.items():
-        if needs_advantages and tokens.advantage is None:
-            continue
-        weights = function(tokens)
-        unbounded = _unbounded(rule, tokens)
-        masked = weights == 0
-        bounded = ~masked & (np.abs(weights - unbounded) > 1e-9 * np.maximum(unbounded, 1.0))
-        touched = np.bincount(tokens.rollout, masked) > 0
-        squares = float((weights**2).sum())
-        effects.append(
-            RuleEffect(
-                rule,
-                float(masked.mean()),
-                float(bounded.mean()),
-                float(touched.mean()),
-                float(weights.sum() ** 2 / (len(weights) * squares)) if squares else 0.0,
-            )
-        )
-    return effects
-
-
-def _unbounded(rule: str, tokens: Tokens) -> np.ndarray:
-    """The ratio that a rule bounds: of tokens, of a rollout's sum or of its mean; 1 for pure masks."""
-    if rule.startswith(("OPSM", "TV mask")):
-        return np.ones(len(tokens.q))
-    if ", token" in rule:
-        return _token(lambda ratio: ratio)(tokens)
-    return _rollout("mean" if rule.startswith(("geometric", "GSPO")) else "sum", lambda ratio: ratio)(tokens)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from score_centering.diagnosis.changes import changes
+from score_centering.diagnosis.corrections import effects
 from score_centering.diagnosis.readers import Log
-from score_centering.diagnosis.tokens import (
-    Tokens,
-    by_bin,
-    drift_share,
-    regressions,
-    rule_effects,
-    token_signatures,
-)
+from score_centering.diagnosis.tokens import Tokens, by_bin, drift_share, regressions, token_signatures
 from score_centering.diagnosis.verdicts import Diagnosis
 
 
@@ -49,7 +43,7 @@ def as_json(log: Log, diagnosis: Diagnosis, tokens: Tokens | None = None) -> dic
         result["rollouts"] = {
             "tokens": len(tokens.q),
             "rollouts": int(tokens.rollout.max()) + 1,
-            "rules": [asdict(effect) for effect in rule_effects(tokens)],
+            "corrections": [asdict(effect) for effect in effects(tokens)],
             "regressions": [asdict(regression) for regression in regressions(tokens)],
             "k3_by_position": by_bin(tokens.position, tokens.gap),
             "k3_by_logprob": by_bin(tokens.p, tokens.gap),
@@ -76,12 +70,12 @@ def as_text(log: Log, diagnosis: Diagnosis, tokens: Tokens | None = None) -> str
 def _token_lines(tokens: Tokens) -> list[str]:
     lines = [
         f"  rollouts {len(tokens.q)} tokens of {int(tokens.rollout.max()) + 1} rollouts",
-        f"           {'rule':<36} {'masked':>7} {'bounded':>8} {'rollouts hit':>13} {'effective':>10}",
+        f"           {'correction':<10} {'bounds':<30} {'masked':>7} {'bounded':>8} {'rollouts':>9} {'effective':>10}",
     ]
     lines += [
-        f"           {effect.rule:<36} {effect.masked:>7.2%} {effect.bounded:>8.2%} {effect.masked_rollouts:>13.2%} "
-        f"{effect.effective:>10.3f}"
-        for effect in rule_effects(tokens)
+        f"           {effect.correction:<10} {effect.bounds:<30} {effect.masked:>7.2%} {effect.bounded:>8.2%} "
+        f"{effect.masked_rollouts:>9.2%} {effect.effective:>10.3f}"
+        for effect in effects(tokens)
     ]
     for regression in regressions(tokens):
         terms = ", ".join(f"{name} {value:+.2g} (t {t:.1f})" for name, (value, t) in regression.coefficients.items())

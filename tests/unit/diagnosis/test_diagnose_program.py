@@ -66,14 +66,14 @@ def test_rollouts_outrank_the_log(tmp_path):
     assert result["verdict"] == "bug" and "shifted" in result["evidence"][0]
     result = json.loads(run(folder, "--rollouts", rollouts(tmp_path / "good", noise=0.1), "--json").stdout)
     assert result["verdict"] == "drift"
-    rules = {rule["rule"]: rule for rule in result["rollouts"]["rules"]}
-    assert rules["TIS, token, cap 2"]["masked"] == 0
+    corrections = {effect["correction"]: effect for effect in result["rollouts"]["corrections"]}
+    assert corrections["tis"]["masked"] == 0
     assert result["rollouts"]["tokens"] == 2000 and result["rollouts"]["rollouts"] == 100
 
 
 def test_the_rollouts_table_for_people(tmp_path):
     shown = run(a_lost_run(tmp_path), "--rollouts", rollouts(tmp_path / "good", noise=0.1)).stdout
-    assert "GSPO, rollout" in shown and "K3 by position" in shown and "d on position" in shown
+    assert "seq_tis" in shown and "K3 by position" in shown and "d on position" in shown
 
 
 def test_columns_are_shown_and_overridden():

@@ -6,15 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from loading import load
-from score_centering.diagnosis.tokens import (
-    Tokens,
-    by_bin,
-    drift_share,
-    read_tokens,
-    regressions,
-    rule_effects,
-    shift_correlations,
-)
+from score_centering.diagnosis.corrections import BOUNDS, ICEPOP, NEEDS_ADVANTAGES, RULES, effects
+from score_centering.diagnosis.tokens import Tokens, by_bin, drift_share, read_tokens, regressions, shift_correlations
 from score_centering.settings import UserError
 
 batch = load("unit/diagnosis/diagnosis_simulation.py").batch
@@ -30,41 +23,66 @@ def tokens_of(ratios: list[list[float]], advantages: list[float] | None = None, 
     return Tokens(owner, position, logp - np.log(flat), logp, gains)
 
 
-def test_what_each_rule_would_do_by_hand():
+def test_what_each_correction_would_do_by_hand():
     """Three rollouts of 2 tokens. Their ratios: 1·1 = 1, 4·1 = 4, 0.25·0.9 = 0.225; geometric means: 1, 2, 0.474."""
     tokens = tokens_of([[1, 1], [4, 1], [0.25, 0.9]], advantages=[1, 1, -1], p=0.2)
-    found = {effect.rule: effect for effect in rule_effects(tokens)}
+    found = {effect.correction: effect for effect in effects(tokens)}
 
-    def shares(rule):
-        effect = found[rule]
+    def shares(correction):
+        effect = found[correction]
         return pytest.approx((effect.masked, effect.bounded, effect.masked_rollouts))
 
-    assert shares("TIS, token, cap 2") == (0, 1 / 6, 0)
-    assert shares("MIS, token, 0.5–5") == (1 / 6, 0, 1 / 3)
-    assert shares("IcePop, token, 0.5–2") == (2 / 6, 0, 2 / 3)
-    assert shares("CISPO, token, 0.8–1.28") == (0, 2 / 6, 0)
-    assert shares("TIS, rollout, cap 2") == (0, 2 / 6, 0)
-    assert shares("MIS, rollout, 0.5–2") == (4 / 6, 0, 2 / 3)
-    assert shares("geometric mask, rollout, 0.99–1.01") == (4 / 6, 0, 2 / 3)
-    assert shares("GSPO, rollout, 1 − 3e-4 … 1 + 4e-4") == (0, 4 / 6, 0)
-    assert shares("veto, token below 1e-4") == (0, 0, 0)
-    # OPSM: only the third has a negative advantage, and its mean of −d is 0.75 > 1e-4
-    assert shares("OPSM, rollout, 1e-4") == (2 / 6, 0, 1 / 3)
-    # TV: p − q is 0.2 − 0.05 = +0.15 for ratio 4 (not above 0.15); for ratio 0.25, A < 0 and q − p = 0.6
-    assert shares("TV mask (DPPO), token, 0.15") == (1 / 6, 0, 1 / 3)
+    assert shares("tis") == (0, 1 / 6, 0)  # 4
+    assert shares("mis") == (1 / 6, 0, 1 / 3)  # 0.25 is below 0.5; 4 is inside
+    assert shares("icepop") == (2 / 6, 0, 2 / 3)  # 4 and 0.25
+    assert shares("cispo") == (0, 0, 0)  # 0 to 5
+    assert shares("seq_tis") == (0, 2 / 6, 0)  # 4
+    assert shares("seq_mis") == (2 / 6, 0, 1 / 3)  # 0.225
+    assert shares("geo_mask") == (4 / 6, 0, 2 / 3)  # 2 and 0.474
+    assert shares("opsm") == (2 / 6, 0, 1 / 3)  # A < 0 and a mean of −d of 0.747, above 0.5
+    assert shares("gspo") == (4 / 6, 0, 2 / 3)  # A > 0 and 2; A < 0 and 0.474
+    # p − q: 0.15 for ratio 4 with A > 0, not above 0.2; −0.6 for 0.25 with A < 0
+    assert shares("dppo_tv") == (1 / 6, 0, 1 / 3)
+    # binary KL of p 0.2 against q 0.05: 0.2·log 4 + 0.8·log(0.8/0.95) = 0.140 > 0.1; against 0.8: larger still
+    assert shares("kpop") == (2 / 6, 0, 2 / 3)
     weights = np.array([1, 1, 2, 1, 0.25, 0.9])
-    assert found["TIS, token, cap 2"].effective == pytest.approx(weights.sum() ** 2 / (6 * (weights**2).sum()))
+    assert found["tis"].effective == pytest.approx(weights.sum() ** 2 / (6 * (weights**2).sum()))
 
 
-def test_rules_without_advantages_are_left_out():
-    assert {effect.rule for effect in rule_effects(tokens_of([[1, 1]]))}.isdisjoint(
-        {"OPSM, rollout, 1e-4", "TV mask (DPPO), token, 0.15"}
+@pytest.mark.parametrize("noise", [0.1, 1.0])
+def test_the_objective_weighs_the_same_tokens_alike(noise):
+    """The corrections of `objectives.weights`, in torch and written by others, are the reference for these in NumPy."""
+    import torch
+
+    from score_centering.objectives.batch import TokenBatch
+    from score_centering.objectives.weights import build_weight
+
+    tokens, _ = batch(0, 60, noise=noise)
+
+    def tensor(values):
+        return torch.from_numpy(np.asarray(values, np.float64))
+
+    rows = TokenBatch(
+        target_ids=torch.from_numpy(tokens.token),
+        sampler_logprobs=tensor(tokens.q),
+        advantages=tensor(tokens.advantage),
+        loss_weights=torch.ones(len(tokens.q), dtype=torch.float64),
+        mask=torch.ones(len(tokens.q), dtype=torch.bool),
+        sequence_ids=torch.from_numpy(tokens.rollout),
     )
+    for name, (_, weigh) in RULES.items():
+        bounds = BOUNDS | ({"mis_max": ICEPOP} if name == "icepop" else {})
+        expected = build_weight(name, bounds).of_sampled(tensor(tokens.p), rows)
+        assert weigh(tokens)[0] == pytest.approx(expected.numpy(), rel=1e-9), name
+
+
+def test_corrections_that_need_advantages_are_left_out_without_them():
+    assert {effect.correction for effect in effects(tokens_of([[1, 1]]))}.isdisjoint(NEEDS_ADVANTAGES)
 
 
 def test_equal_sides_keep_everything():
     tokens, _ = batch(0)
-    for effect in rule_effects(tokens):
+    for effect in effects(tokens):
         assert (effect.masked, effect.bounded, effect.effective) == pytest.approx((0, 0, 1))
 
 
