@@ -44,7 +44,7 @@ def effects(tokens: Tokens) -> list[Effect]:
         found.append(
             Effect(
                 name,
-                describe.format(**BOUNDS),
+                describe.format(**BOUNDS, **BANDS),
                 float(masked.mean()),
                 float(bounded.mean()),
                 float((np.bincount(tokens.rollout, masked) > 0).mean()),
@@ -52,6 +52,10 @@ def effects(tokens: Tokens) -> list[Effect]:
             )
         )
     return found
+
+
+def _band_of(name: str) -> tuple[float, float]:
+    return BOUNDS[f"{name}_min"], BOUNDS[f"{name}_max"]
 
 
 Weighed = tuple[np.ndarray, np.ndarray]  # weights of the tokens, and the ratios that they are made of
@@ -102,7 +106,7 @@ def _dppo(tokens: Tokens) -> Weighed:
 
 
 def _geometric(tokens: Tokens) -> Weighed:
-    kept = _in_band(_rollout_ratio(tokens, mean=True), BOUNDS["geo_min"], BOUNDS["geo_max"])
+    kept = _in_band(_rollout_ratio(tokens, mean=True), *_band_of("geo"))
     return kept.astype(np.float64), np.ones(len(kept))
 
 
@@ -120,23 +124,15 @@ def _gspo(tokens: Tokens) -> Weighed:
 
 RULES: dict[str, tuple[str, Callable[[Tokens], Weighed]]] = {  # is_mode: (its bounds, what it does)
     "tis": ("token, at most {tis_max:g}", _token(lambda r: np.minimum(r, BOUNDS["tis_max"]))),
-    "mis": (
-        "token, {mis_min:g} to {mis_max:g}",
-        _token(lambda r: r * _in_band(r, BOUNDS["mis_min"], BOUNDS["mis_max"])),
-    ),
+    "mis": ("token, {mis}", _token(lambda r: r * _in_band(r, *_band_of("mis")))),
     "icepop": (f"token, {1 / ICEPOP:g} to {ICEPOP:g}", _token(lambda r: r * _in_band(r, 1 / ICEPOP, ICEPOP))),
     "kpop": ("token, KL up to {kpop_max:g}", _kpop),
     "dppo_tv": ("token, |p − q| up to {dppo_max:g}", _dppo),
-    "cispo": (
-        "token, {cispo_min:g} to {cispo_max:g}",
-        _token(lambda r: np.clip(r, BOUNDS["cispo_min"], BOUNDS["cispo_max"])),
-    ),
+    "cispo": ("token, {cispo}", _token(lambda r: np.clip(r, *_band_of("cispo")))),
     "seq_tis": ("rollout, at most {tis_max:g}", _whole(lambda r: np.minimum(r, BOUNDS["tis_max"]))),
-    "seq_mis": (
-        "rollout, {mis_min:g} to {mis_max:g}",
-        _whole(lambda r: r * _in_band(r, BOUNDS["mis_min"], BOUNDS["mis_max"])),
-    ),
-    "geo_mask": ("rollout mean, {geo_min:g} to {geo_max:g}", _geometric),
+    "seq_mis": ("rollout, {mis}", _whole(lambda r: r * _in_band(r, *_band_of("mis")))),
+    "geo_mask": ("rollout mean, {geo}", _geometric),
     "opsm": ("rollout, −log up to {opsm_max:g}", _opsm),
     "gspo": ("rollout mean, −{gspo_low:g} to +{gspo_high:g}", _gspo),
 }
+BANDS = {name: "{:g} to {:g}".format(*_band_of(name)) for name in ("mis", "cispo", "geo")}

@@ -18,6 +18,10 @@ from score_centering.diagnosis.readers import Log, Series
 
 FLOOR = 3e-4  # nats a token: K3 of one BF16 model in two engines, see docs/mismatch.md
 MIN_ROWS = 3
+SHARPER, FLATTER = (
+    2.5,
+    5.0,
+)  # nats against the entropy over the KL; errors of a sampler make it flatter, up to 4.3 so far
 
 
 @dataclass(frozen=True)
@@ -136,12 +140,15 @@ def one_sided(log: Log) -> Signature | None:
     share, level = float(np.median(a[keep] / b[keep])), float(np.median(a[keep]))
     k3 = _median(log, "k3_kl")
     expected = np.exp(-level) - 1 + level  # K3 where every d is −level; a few hard tokens give K3 near K1 instead
-    if share < 0.85 or not 3e-3 < level < 0.7 or (k3 is not None and k3 > 4 * expected):
+    sided = share > 0.85 and (k3 is None or k3 < 4 * expected)
+    # With a gap of precision on top not every d is below 0, and still K1 holds the missing mass and K3 does not.
+    apart = k3 is not None and share > 0.5 and level > 4 * k3
+    if not (sided or apart) or not 3e-3 < level < 0.7:
         return None
     return Signature(
         "top-p or top-k",
-        f"log p < log q for nearly every token (mean of −d is {share:.2f} of the mean of |d|): the sampler's log-probs "
-        f"are renormalised over about {np.exp(-level):.0%} of the mass",
+        f"K1 is {share:.2f} of the mean of |d|{'' if k3 is None else f' and {level / k3:.0f} times K3'}: log p < log q "
+        f"by habit, as if the sampler's log-probs were renormalised over {np.exp(-level):.0%} of the mass",
         "The sampler truncates (top-p, top-k, min-p) and the trainer does not. Sample from the full softmax, or give "
         "the trainer the same truncation.",
         0.9,
@@ -162,7 +169,8 @@ def temperature(log: Log) -> Signature | None:
     excess = (a - b)[keep]
     mean, error = _mean_and_error(excess)
     kl = float(np.median(level[keep]))
-    if abs(mean) < 5 * error or abs(mean) < 2.5 * kl or np.mean(np.sign(excess) == np.sign(mean)) < 0.8:
+    least = SHARPER if mean < 0 else FLATTER
+    if abs(mean) < max(5 * error, least * kl) or np.mean(np.sign(excess) == np.sign(mean)) < 0.8:
         return None
     inverse = 1 - 2 * kl / mean
     if not 0.2 < inverse < 5:

@@ -67,7 +67,7 @@ def test_the_mass_that_top_p_keeps():
     log = log_of(top_p=0.8)
     kept = np.exp(-log.series["k1_kl"].values.mean())
     assert 0.8 < kept < 0.9
-    assert f"about {kept:.0%} of the mass" in signatures(log)[0].evidence
+    assert f"over {kept:.0%} of the mass" in signatures(log)[0].evidence
 
 
 def test_learning_rate_zero():
