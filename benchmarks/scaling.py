@@ -117,7 +117,7 @@ def time_updates(
     actor = SimpleNamespace(mini_batches=1, ppo_epochs=1, ppo_micro_batch_size_per_gpu=sizes["micro"])
     stage = SimpleNamespace(
         actor_rollout_ref=SimpleNamespace(actor=actor, rollout=SimpleNamespace(temperature=1.0)),
-        trainer=SimpleNamespace(nonfinite="stop"),
+        trainer=SimpleNamespace(nonfinite="stop", drift_freq=-1),
     )
     worker.set_loss_fn(PolicyLoss(SC_TIS, temperature=1.0))
     updater = VerlUpdater(workers, stage)

@@ -56,12 +56,34 @@ METRIC_COLUMNS = (
     Column("k1_kl", F64, "nats/token", "mean over generated tokens of -d = log q - log p"),
     Column("abs_logprob_gap_mean", F64, "nats", "mean of |d| over generated tokens"),
     Column("abs_logprob_gap_max", F64, "nats", "largest |d| of the step"),
+    Column("importance_ratio_mean", F64, "1", "mean p/q of the generated tokens; 1 in expectation"),
+    Column(
+        "importance_ratio_p99", F64, "1", "99th percentile of p/q of the generated tokens, rounded up by at most 1 %"
+    ),
+    Column(
+        "effective_sample_share",
+        F64,
+        "1",
+        "effective sample size of the ratios p/q over the number of generated tokens: (sum r)^2 / (n · sum r^2)",
+    ),
     Column("importance_ratio_max", F64, "1", "largest p/q of a generated token"),
+    *(
+        Column(f"k3_kl_position_{i}", F64, "nats/token", f"k3_kl of the {i}. quarter of the responses' tokens")
+        for i in (1, 2, 3, 4)
+    ),
+    *(
+        Column(f"k3_kl_entropy_{i}", F64, "nats/token", f"k3_kl of tokens where p has an entropy {band} nats")
+        for i, band in enumerate(("below 0.1", "from 0.1 to 0.5", "from 0.5 to 1", "of at least 1"), start=1)
+    ),
     Column("token_chi2", F64, "1", "mean over generated tokens of (p/q)^2 - 1"),
     Column("k3_clamped_tokens", I64, "tokens", "generated tokens whose d was clamped for k3_kl"),
     Column("importance_weight_mean", F64, "1", "mean importance weight f(p/q) of the generated tokens"),
     Column("importance_masked_share", F64, "1", "share of generated tokens whose importance weight is 0"),
+    Column("importance_masked_share_positive", F64, "1", "that share among tokens with a positive advantage"),
+    Column("importance_masked_share_negative", F64, "1", "that share among tokens with a negative advantage"),
     Column("clip_share", F64, "1", "share of generated tokens whose ratio a clip or a cap bounded"),
+    Column("clip_share_positive", F64, "1", "that share among tokens with a positive advantage"),
+    Column("clip_share_negative", F64, "1", "that share among tokens with a negative advantage"),
     Column("head_mass_sampler", F64, "1", "mean mass Q_H of the sampler's recorded candidates under q"),
     Column("head_mass_trainer", F64, "1", "mean mass P_H of the same candidates under p"),
     Column("correction_abs_mean", F64, "1", "mean over generated tokens of the summed |c_v| of the candidates"),

@@ -53,7 +53,8 @@ class DriftSum:
         if not math.isfinite(norm):
             return dict.fromkeys(COLUMNS)
         for name, value in gradient.items():
-            self._direction[name] = self._direction[name] + value if name in self._direction else value
+            so_far = self._direction.get(name)
+            self._direction[name] = value if so_far is None else so_far.to(value.device) + value
         self._lengths += norm
         values = norm, _ratio(norm, update_norm), _ratio(self._norm_of(self._direction.values()), self._lengths)
         return dict(zip(COLUMNS, values, strict=True))
@@ -66,12 +67,11 @@ class DriftSum:
         return named | {LENGTHS: torch.tensor(self._lengths, dtype=torch.float64)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set what `tensors` returned, found among all tensors of a checkpoint."""
-        if LENGTHS in tensors:
-            self._lengths = tensors[LENGTHS].item()
-            self._direction = {
-                name.removeprefix(DIRECTION): value for name, value in tensors.items() if name.startswith(DIRECTION)
-            }
+        """Set what `tensors` returned, found among all tensors of a checkpoint; none there: nothing was measured."""
+        self._lengths = tensors[LENGTHS].item() if LENGTHS in tensors else 0.0
+        self._direction = {
+            name.removeprefix(DIRECTION): value for name, value in tensors.items() if name.startswith(DIRECTION)
+        }
 
 
 class DriftMeter:

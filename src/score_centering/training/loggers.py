@@ -61,7 +61,17 @@ OWN_NAMES = {
     "abs_logprob_gap_mean": "rollout_corr/abs_logprob_gap_mean",
     "abs_logprob_gap_max": "rollout_corr/abs_logprob_gap_max",
     "importance_ratio_max": "rollout_corr/importance_ratio_max",
+    "importance_ratio_mean": "rollout_corr/importance_ratio_mean",
+    "importance_ratio_p99": "rollout_corr/importance_ratio_p99",
+    "effective_sample_share": "rollout_corr/effective_sample_share",
     "k3_clamped_tokens": "rollout_corr/k3_clamped_tokens",
+    **{f"k3_kl_position_{i}": f"rollout_corr/k3_kl_position_{i}" for i in (1, 2, 3, 4)},
+    **{f"k3_kl_entropy_{i}": f"rollout_corr/k3_kl_entropy_{i}" for i in (1, 2, 3, 4)},
+    **{
+        f"{name}_{sign}": f"rollout_corr/{name}_{sign}"
+        for name in ("importance_masked_share", "clip_share")
+        for sign in ("positive", "negative")
+    },
     "drift_norm": "score_centering/drift_norm",
     "drift_share": "score_centering/drift_share",
     "drift_coherence": "score_centering/drift_coherence",

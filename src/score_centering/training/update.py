@@ -14,6 +14,7 @@ from score_centering.objectives import (
     finalise_metrics,
     policy_loss_from_hidden,
 )
+from score_centering.objectives.metrics import ENTROPY_EDGES, POSITIONS
 from score_centering.rollout import Rollout
 from score_centering.routing.replay import replaying
 from score_centering.settings import UserError
@@ -143,7 +144,12 @@ MISMATCH = (
     "k1_kl",
     "abs_logprob_gap_mean",
     "abs_logprob_gap_max",
+    "importance_ratio_mean",
+    "importance_ratio_p99",
+    "effective_sample_share",
     "importance_ratio_max",
+    *(f"k3_kl_position_{i + 1}" for i in range(POSITIONS)),
+    *(f"k3_kl_entropy_{i + 1}" for i in range(len(ENTROPY_EDGES) + 1)),
     "token_chi2",
     "k3_clamped_tokens",
 )

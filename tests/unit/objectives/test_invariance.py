@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,14 +41,16 @@ def run(hidden, weight, microbatches, objective, chunk_size):
 def test_oracle_10_split_and_padding_change_nothing(reference, objective, seed, tokens, cuts, padding, chunk_size):
     _, batch = reference.random_batch(tokens, VOCAB, 4, seed, mismatch=1.5)
     batch = replace(batch, old_logprobs=batch.sampler_logprobs)
+    if objective.weighs_rollouts or seed % 2:  # what goes by rollouts needs them whole
+        cuts = [cut for cut in cuts if cut < tokens and batch.sequence_ids[cut - 1] != batch.sequence_ids[cut]]
+    else:
+        batch = replace(batch, sequence_ids=None)
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(tokens, WIDTH, generator=generator, dtype=torch.float64)
     weight = torch.randn(VOCAB, WIDTH, generator=generator, dtype=torch.float64)
     everything = torch.arange(tokens)
     whole = run(hidden, weight, [(everything, batch)], objective, chunk_size=tokens)
 
-    if objective.weighs_rollouts:  # a rollout is never divided
-        cuts = [cut for cut in cuts if cut < tokens and batch.sequence_ids[cut - 1] != batch.sequence_ids[cut]]
     edges = sorted({0, tokens, *(cut for cut in cuts if cut < tokens)})
     microbatches = []
     for start, stop in pairwise(edges):
@@ -63,4 +66,5 @@ def test_oracle_10_split_and_padding_change_nothing(reference, objective, seed, 
     assert torch.allclose(whole[1], split[1], atol=1e-13)
     assert torch.allclose(whole[2], split[2], atol=1e-13)
     assert whole[3].keys() == split[3].keys()
-    assert all(abs(whole[3][name] - split[3][name]) <= 1e-11 * max(1, abs(whole[3][name])) for name in whole[3])
+    for name, value in whole[3].items():
+        assert split[3][name] == (None if value is None else pytest.approx(value, rel=1e-11, abs=1e-11)), name

@@ -131,3 +131,59 @@ def test_an_empty_microbatch_adds_nothing():
     some = policy_loss_from_logits(logits, batch, TIS)
     assert none.loss.item() == 0
     assert finalise_metrics(add_sums(some.sums, none.sums)) == finalise_metrics(some.sums)
+
+
+def test_effective_sample_size_and_the_ratios_by_hand():
+    """r = 1, 4, ½: (5.5)² / (3 · 17.25)."""
+    metrics = metrics_of([0.0, math.log(4), -math.log(2), 9.0], mask=[True, True, True, False])
+    assert metrics["importance_ratio_mean"] == pytest.approx(5.5 / 3)
+    assert metrics["effective_sample_share"] == pytest.approx(5.5**2 / (3 * 17.25))
+    assert metrics_of([0.3] * 5)["effective_sample_share"] == pytest.approx(1)
+
+
+def test_the_99th_percentile_is_that_of_the_sorted_ratios_rounded_up():
+    gaps = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    exact = gaps.sort().values[989].exp().item()
+    assert 1 <= metrics_of(gaps.tolist())["importance_ratio_p99"] / exact <= math.exp(0.01) + 1e-9
+    assert metrics_of([0.0] * 99 + [5.0])["importance_ratio_p99"] == pytest.approx(1)
+    assert metrics_of([0.0] * 98 + [0.5] * 2)["importance_ratio_p99"] == pytest.approx(math.exp(0.5))
+    assert metrics_of([50.0, -50.0])["importance_ratio_p99"] == pytest.approx(math.exp(10)), "beyond the last bin"
+
+
+def test_shares_by_the_sign_of_the_advantage():
+    """Band [0.5, 5]: r = 1, 6 | ⅓, 6, 1 | 6 with advantages + + | − − − | 0."""
+    six, third = math.log(6), -math.log(3)
+    gains = [1.0, 2.0, -1.0, -1.0, -2.0, 0.0]
+    metrics = metrics_of(
+        [0.0, six, third, six, 0.0, six], Objective("grpo_mis", False, Mis(0.5, 5.0)), advantages=gains
+    )
+    assert metrics["importance_masked_share"] == pytest.approx(4 / 6)
+    assert metrics["importance_masked_share_positive"] == pytest.approx(1 / 2)
+    assert metrics["importance_masked_share_negative"] == pytest.approx(2 / 3)
+    capped = metrics_of([0.0, six, third, six, 0.0, six], advantages=gains)
+    shares = [capped[f"clip_share{sign}"] for sign in ("", "_positive", "_negative")]
+    assert shares == pytest.approx([3 / 6, 1 / 2, 1 / 3])
+    assert metrics_of([0.0], advantages=[1.0])["clip_share_negative"] is None
+
+
+def test_k3_by_position_in_the_response():
+    """A rollout of five tokens, quarters of 2, 1, 1, 1, and one of one token, which lies in the first quarter."""
+    gaps = [0.1, 0.2, 9.0, 0.3, 0.4, 0.5, 0.6]
+    mask = [True, True, False, True, True, True, True]
+    logits, batch = tokens_with_gaps(gaps, mask=mask)
+    batch = replace(batch, sequence_ids=torch.tensor([0, 0, 7, 0, 0, 0, 1]))
+    metrics = finalise_metrics(policy_loss_from_logits(logits, batch, TIS).sums)
+    k3 = [math.expm1(gap) - gap for gap in gaps]
+    wanted = [(k3[0] + k3[1] + k3[6]) / 3, k3[3], k3[4], k3[5]]
+    assert [metrics[f"k3_kl_position_{i}"] for i in (1, 2, 3, 4)] == pytest.approx(wanted)
+
+
+def test_k3_by_entropy():
+    """Two tokens at log 2 = 0.69 nats of entropy, the third band; two that are certain, the first."""
+    logits, batch = tokens_with_gaps([0.1, 0.2, 0.0, 0.0])
+    logits[2:] = torch.tensor([40.0, 0.0])
+    batch = replace(batch, sampler_logprobs=batch.sampler_logprobs.index_fill(0, torch.tensor([2, 3]), -0.3))
+    metrics = finalise_metrics(policy_loss_from_logits(logits, batch, TIS).sums)
+    k3 = [math.expm1(gap) - gap for gap in (0.1, 0.2, 0.3)]
+    found = [metrics[f"k3_kl_entropy_{i}"] for i in (1, 2, 3, 4)]
+    assert found == [pytest.approx(k3[2]), None, pytest.approx((k3[0] + k3[1]) / 2), None]

@@ -12,10 +12,11 @@ from score_centering.objectives import add_sums, finalise_metrics
 from score_centering.rollout import Rollout
 from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
+from score_centering.training.drift_meter import due
 from score_centering.training.update import MISMATCH
 from score_centering.training.verl.driver.update_batch import to_tensordict
 from score_centering.training.verl.driver.verl_config import micro_batch_size
-from score_centering.training.verl.worker.loss_head import LOGPROBS, SUMS
+from score_centering.training.verl.worker.loss_head import DRIFT, DRIFT_STEP, LOGPROBS, SUMS
 
 
 class VerlUpdater:
@@ -24,6 +25,7 @@ class VerlUpdater:
     def __init__(self, workers: Any, stage: TrainStage) -> None:
         self._workers = workers
         self._actor, self._nonfinite = stage.actor_rollout_ref.actor, stage.trainer.nonfinite
+        self._drift_freq = stage.trainer.drift_freq
         self._temperature = stage.actor_rollout_ref.rollout.temperature
 
     def update(self, rollouts: Sequence[Rollout], advantages: Tensor, step: int) -> dict[str, float | None]:
@@ -32,9 +34,10 @@ class VerlUpdater:
         passes = actor.mini_batches * actor.ppo_epochs
         old, sampled = (None, None) if passes == 1 else self._score(rollouts, advantages)
         rows = len(rollouts) // actor.mini_batches
-        data = to_tensordict(
-            rollouts, advantages, old, mini_batch_size=rows, epochs=actor.ppo_epochs, **self._engine_settings(rows)
-        )
+        settings = {"mini_batch_size": rows, "epochs": actor.ppo_epochs} | self._engine_settings(rows)
+        if due(step, self._drift_freq):
+            settings[DRIFT_STEP] = step
+        data = to_tensordict(rollouts, advantages, old, **settings)
         output = tensordict_utils.get(self._workers.update_actor(data), "metrics")
         norms = np.atleast_1d(output["grad_norm"])
         finite = np.isfinite(norms)
@@ -47,12 +50,17 @@ class VerlUpdater:
         metrics = {} if totals is None else finalise_metrics(totals)
         if sampled is not None:
             metrics |= {name: value for name, value in finalise_metrics(sampled).items() if name in MISMATCH}
-        return metrics | {
-            "loss": metrics["loss"] / int(finite.sum()) if totals else None,
-            "grad_norm": float(norms[finite].mean()) if totals else None,
-            "learning_rate": float(np.atleast_1d(output["lr"])[-1]),
-            "nonfinite_updates": int((~finite).sum()),
-        }
+        drift = output[DRIFT][0] if DRIFT in output else {}
+        return (
+            metrics
+            | drift
+            | {
+                "loss": metrics["loss"] / int(finite.sum()) if totals else None,
+                "grad_norm": float(norms[finite].mean()) if totals else None,
+                "learning_rate": float(np.atleast_1d(output["lr"])[-1]),
+                "nonfinite_updates": int((~finite).sum()),
+            }
+        )
 
     def _score(self, rollouts: Sequence[Rollout], advantages: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Old-policy log-probs of each rollout and the metric sums, before the first of several updates."""

@@ -3,20 +3,30 @@
 Parameters, gradients and optimiser state are FP32 and sharded; the forward runs on BF16 copies, as the local trainer's.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from verl.utils import tensordict_utils
 from verl.utils.device import get_device_id
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.runs.torch_state import optimizer_tensors, restore_optimizer
+from score_centering.training.drift_meter import DriftSum
 from score_centering.training.masters import learning_rate
-from score_centering.training.verl.worker.loss_head import LOGPROBS, LossHead, PolicyLoss, install_loss_head
+from score_centering.training.verl.worker.loss_head import (
+    DRIFT,
+    DRIFT_STEP,
+    LOGPROBS,
+    LossHead,
+    PolicyLoss,
+    install_loss_head,
+)
 from score_centering.training.verl.worker.response_tokens import response_rows
 
 MODEL, UPDATES = "model.", "updates"
@@ -28,6 +38,12 @@ class FsdpEngine(FSDPEngineWithLMHead):
     """One rank's part of the model and its optimiser."""
 
     _updates = 0
+    _measured: int | None = None
+
+    def initialize(self) -> None:
+        super().initialize()
+        self.drift = DriftSum(self._norm)
+
     _held: dict[str, Tensor]  # this rank's part of a stale sampler's weights, BF16 on the CPU
     _own: dict[str, Tensor]  # the trained ones while those are lent to the hand-over
 
@@ -63,6 +79,29 @@ class FsdpEngine(FSDPEngineWithLMHead):
             logprobs[response_rows(micro_batch)] = head.result.logprobs.float()
             output["model_output"] = {LOGPROBS: torch.nested.nested_tensor_from_jagged(logprobs, packed.offsets())}
         return loss, output
+
+    def train_batch(self, data: TensorDict, loss_function: PolicyLoss) -> Any:
+        """One update; the first one of a step that is due measures its drift before, in a pass of its own."""
+        step = tensordict_utils.get_non_tensor_data(data, DRIFT_STEP, None)
+        if step is None or step == self._measured:
+            return super().train_batch(data, loss_function)
+        self._measured = step
+        self.optimizer_zero_grad()
+        self.forward_backward_batch(data, loss_function.drift(), forward_only=False)
+        gradient = {
+            name: _local(parameter.grad).clone()
+            for name, parameter in self.module.named_parameters()
+            if parameter.grad is not None
+        }
+        output = super().train_batch(data, loss_function)
+        output["metrics"][DRIFT] = [self.drift.add(gradient, output["metrics"]["grad_norm"])]
+        return output
+
+    def _norm(self, shards: Iterable[Tensor]) -> float:
+        """Euclidean norm over the parts that all ranks hold."""
+        squares = torch.stack([shard.double().square().sum() for shard in shards]).sum()
+        torch.distributed.all_reduce(squares, group=self.get_data_parallel_group())
+        return squares.sqrt().item()
 
     def optimizer_step(self) -> float:
         """One update; returns the gradient norm before clipping. A non-finite one changes no weight.
@@ -109,7 +148,7 @@ class FsdpEngine(FSDPEngineWithLMHead):
         """This rank's part of everything that shapes the next update."""
         parameters = {MODEL + name: _local(value) for name, value in self.module.named_parameters()}
         state = {name: _local(value) for name, value in optimizer_tensors(self.optimizer).items()}
-        return parameters | state | {UPDATES: torch.tensor(self._updates)}
+        return parameters | state | self.drift.tensors() | {UPDATES: torch.tensor(self._updates)}
 
     @torch.no_grad()
     def restore_shard(self, tensors: dict[str, Tensor]) -> None:
@@ -123,6 +162,8 @@ class FsdpEngine(FSDPEngineWithLMHead):
             if name.startswith("optimizer."):
                 state[name] = _like(order[int(name.split(".")[1])], value)
         restore_optimizer(self.optimizer, state)
+        self.drift.restore(tensors)
+        self._measured = None
         self._updates = int(tensors[UPDATES])
         self._held = {name.removeprefix(SAMPLER): value for name, value in tensors.items() if name.startswith(SAMPLER)}
 

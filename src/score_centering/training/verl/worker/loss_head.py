@@ -16,6 +16,7 @@ from score_centering.objectives import LossResult, Objective, policy_loss_from_h
 from score_centering.training.verl.worker.response_tokens import response_rows, to_tokens
 
 SUMS = "sums"
+DRIFT, DRIFT_STEP = "drift", "drift_step"
 LOGPROBS = "policy_logprobs"
 
 
@@ -43,6 +44,10 @@ class PolicyLoss:
     def __init__(self, objective: Objective, temperature: float) -> None:
         self.objective, self.temperature = objective, temperature
 
+    def drift(self) -> "PolicyLoss":
+        """What the drift meter differentiates beside it."""
+        return PolicyLoss(self.objective.drift(), self.temperature)
+
     def from_hidden(self, hidden: Tensor, weight: Tensor, data: TensorDict) -> LossResult:
         """Loss and metric sums of a micro-batch whose last hidden states are `hidden`; weight (V, D) is the head's."""
         chosen = hidden.flatten(0, 1)[response_rows(data, None if len(hidden) == 1 else hidden.shape[1])]
@@ -54,8 +59,13 @@ class PolicyLoss:
         """The loss to differentiate, times the number of ranks because verl averages gradients over them, and the
         metric sums."""
         ranks = tensordict_utils.get_non_tensor_data(data, "dp_size", 1)
-        values = torch.stack(list(result.sums.values())).tolist()
-        return result.loss * ranks, {SUMS: [dict(zip(result.sums, values, strict=True))]}
+        together = torch.cat([value.flatten() for value in result.sums.values()]).cpu()  # waits for the GPU once
+        parts = together.split([value.numel() for value in result.sums.values()])
+        sums = {
+            name: part.view(value.shape).tolist()
+            for (name, value), part in zip(result.sums.items(), parts, strict=True)
+        }
+        return result.loss * ranks, {SUMS: [sums]}
 
 
 def install_loss_head(model: nn.Module) -> None:
