@@ -42,7 +42,7 @@ class Run:
     @property
     def lost(self) -> bool:
         first, best, last = levels(self.log)
-        return last < LOST * max(first, best)
+        return bool(last < LOST * max(first, best))
 
 
 def levels(log: Log) -> tuple[float, float, float]:
