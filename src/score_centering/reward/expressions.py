@@ -34,8 +34,6 @@ from sympy.core.relational import Relational
 from score_centering.reward import grammar
 from score_centering.reward.literals import Number, close
 
-MAX_CHARS = 1000
-MAX_DEPTH = 20
 DIGITS = 2500  # to which a difference is calculated before it is taken for zero
 
 # Arbitrary values, one a symbol by rank; negative ones too, so that |x| and x differ.
@@ -58,8 +56,6 @@ Expression = Basic | MatrixBase
 @functools.lru_cache(maxsize=2048)
 def expression(text: str) -> Expression | None:
     """What math_verify reads in `text`, decimals as the fractions that they are; None where it reads no math."""
-    if not (0 < len(text) <= MAX_CHARS and text.isprintable() and _depth(text) <= MAX_DEPTH):
-        return None
     read = parse(rf"\boxed{{{text}}}", _CONFIG, parsing_timeout=None)
     if not read or isinstance(read[0], str) or read[0] in (nan, zoo):
         return None
@@ -70,14 +66,6 @@ def expression(text: str) -> Expression | None:
     if not found.has(Sum, Product, Relational):
         names |= {symbol: I for symbol in found.atoms(Symbol) if symbol.name == "i"}
     return found.xreplace(exact | names) if exact or names else found
-
-
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def equivalent(answer: Expression, gold: Expression) -> bool:
@@ -120,7 +108,7 @@ def differ(first: Expression, second: Expression) -> bool:
     """
     if isinstance(first, MatrixBase) and isinstance(second, MatrixBase):
         return any(differ(one, other) for one, other in zip(first.flat(), second.flat(), strict=True))
-    if not (isinstance(first, Expr) and isinstance(second, Expr)):
+    if first == second or not (isinstance(first, Expr) and isinstance(second, Expr)):
         return False
     return any(_is_not_zero(first - second, _point((first, second), which)) for which in (0, 1))
 
@@ -192,4 +180,12 @@ def rounds_to(answer: Number, gold: Expression) -> bool:
     target, off = gold.evalf(30), difference.evalf(10)
     if not (target.is_Float and off.is_Float):
         return False
-    return close(*(Fraction(str(number)) for number in (off, target)), answer.step)
+    return close(Fraction(str(off)), abs(Fraction(str(target))), answer.step)
+
+
+def is_about(rounded: Number, found: Expression) -> bool:
+    """Whether `rounded` is a number's value to its own last digit: 3.46 for 2√3, but for nothing farther off."""
+    if rounded.value is None or not isinstance(found, Expr) or found.free_symbols:
+        return False
+    off = (found - Rational(rounded.value.numerator, rounded.value.denominator)).evalf(10)
+    return bool(off.is_comparable and abs(off) <= Rational(str(rounded.step or Fraction(1, 2))))

@@ -7,13 +7,14 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from score_centering.reward.expressions import differ, equivalent, expression, rounds_to, same_relation
+from score_centering.reward.expressions import differ, equivalent, expression, is_about, rounds_to, same_relation
 from score_centering.reward.literals import literals_equal
 from score_centering.reward.reading import Answer, Group, Value, Word, has_letters, is_variable, read, squeeze
 from score_centering.reward.rules import EXPRESSIONS, WRITTEN
 from score_centering.reward.spelling import one_spelling
 
 MAX_CHARS = 1000
+MAX_DEPTH = 20
 
 
 class UnparsableGoldError(ValueError):
@@ -52,7 +53,16 @@ def is_gold(text: str) -> bool:
 
 
 def _readable(text: str) -> bool:
-    return 0 < len(text) <= MAX_CHARS and text.isprintable()
+    """Whether `text` is short, flat and printable enough to be worth reading; real answers are, by a wide margin."""
+    return 0 < len(text) <= MAX_CHARS and text.isprintable() and _depth(text) <= MAX_DEPTH
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 @functools.lru_cache(maxsize=256)
@@ -90,7 +100,18 @@ def _answers(answer: Answer, gold: Answer) -> str | None:
         return "name"
     if not all(_same(side.body, answer.body) for side in answer.earlier):
         return "equation"
+    if answer.about is not None and not _is_about(answer.about.body, answer.body):
+        return "equation"
     return _bodies(answer.body, gold.body)
+
+
+def _is_about(rounded: Word | Value | Group, body: Word | Value | Group) -> bool:
+    if not (isinstance(rounded, Value) and isinstance(body, Value) and rounded.number):
+        return False
+    found = expression(body.text)
+    if rounded.unit and rounded.unit != body.unit:
+        return False
+    return found is not None and is_about(rounded.number, found)
 
 
 def _is_function(answer: Answer) -> bool:

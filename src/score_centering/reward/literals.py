@@ -47,7 +47,7 @@ def number(text: str) -> Number | None:
     text = _SPACE.sub("", text)
     sign = 1
     while text:
-        if text.startswith("-(") and text.endswith(")"):
+        if re.fullmatch(r"-\([^-+].*\)", text):
             sign, text = -sign, text[2:-1]
         elif text[0] + text[-1] in ("()", "{}"):
             text = text[1:-1]
@@ -108,13 +108,14 @@ def equal_numbers(answer: Number, gold: Number) -> bool:
         return True
     if "fraction" not in (answer.form, gold.form) or answer.form == gold.form or gold.form == "integer":
         return False
-    return close(answer.value - gold.value, gold.value, answer.step + gold.step)
+    size = max(abs(answer.value), abs(gold.value))
+    return close(answer.value - gold.value, size, answer.step + gold.step)
 
 
-def close(difference: Fraction, target: Fraction, step: Fraction) -> bool:
-    """Whether a decimal that is off by `difference` is `target`, rounded or cut at its last digit, which counts `step`:
-    to no fewer than six digits after the point and to a relative 1e-6."""
-    return abs(difference) <= min(step, ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE * abs(target))
+def close(difference: Fraction, size: Fraction, step: Fraction) -> bool:
+    """Whether a decimal of this size that is off by `difference` was rounded or cut at its last digit, which counts
+    `step`: to no fewer than six digits after the point and to a relative 1e-6."""
+    return abs(difference) <= min(step, ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE * size)
 
 
 def literals_equal(answer: str, gold: str) -> bool | None:

@@ -6,7 +6,7 @@ every rule for values (units, bases, names, exactness) holds inside every struct
 
 import functools
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal as OneOf
 
@@ -62,13 +62,14 @@ class Group:
 class Answer:
     """`body` is what the answer amounts to: `x = 4 + 3 = 7` has the name x, the earlier side 4 + 3 and the body 7.
 
-    text: the whole of it, for a comparison of equations.
+    text: the whole of it, for a comparison of equations.  about: what it is said to be nearly.
     """
 
     text: str
     body: Word | Value | Group
     names: tuple[str, ...] = ()
-    earlier: tuple["Answer", ...] = field(default=())
+    earlier: tuple["Answer", ...] = ()
+    about: "Answer | None" = None
 
     @property
     def is_equation(self) -> bool:
@@ -102,7 +103,7 @@ def has_letters(text: str) -> bool:
 
 def squeeze(text: str) -> str:
     """`text` without spacing, but for a space between two digits that nothing else separates."""
-    text = _SPACING.sub(" ", text)
+    text = re.sub(r"(?<=[_^][0-9]) +", "", _SPACING.sub(" ", text))
     return re.sub(r"(?<![0-9]) +| +(?![0-9])", "", text)
 
 
@@ -125,7 +126,7 @@ def pieces(text: str, separators: frozenset[str]) -> tuple[list[str], list[str]]
 
 def enclosed(text: str) -> tuple[str, str, str] | None:
     """(opening bracket, content, closing bracket) where one pair encloses all of `text`."""
-    opening = next((bracket for bracket in (r"\{", "(", "[", "{") if text.startswith(bracket)), None)
+    opening = next((bracket for bracket in (r"\{", r"\langle", "(", "[", "{") if text.startswith(bracket)), None)
     if opening is None:
         return None
     depth = 0
@@ -180,8 +181,13 @@ def _is_plain_word(word: str) -> bool:
     return [ord(letter) for letter in letters] != list(range(ord(letters[0]), ord(letters[0]) + len(letters)))
 
 
+_DOTS = (r"\ldots", r"\dots", r"\cdots", "...")
+
+
 def _word(text: str) -> str | None:
     """The words of an answer that holds nothing else, in lower case."""
+    if squeeze(text) in _DOTS:
+        return "\u2026"
     marked = units.TEXT.search(text) is not None
     flat = " ".join(re.sub(r"[{}]", " ", _SPACING.sub(" ", units.TEXT.sub(r" \1 ", text))).split()).rstrip(" .!")
     if not re.fullmatch(r"[A-Za-z][A-Za-z' .-]*" if marked else r"[A-Za-z][A-Za-z' ]*", flat):
@@ -195,6 +201,7 @@ def _word(text: str) -> str | None:
 _LISTS = frozenset({",", ";", r"\lor"})
 _UNIONS = frozenset({r"\cup"})
 _EQUALS = frozenset({"="})
+_NEARLY = frozenset({r"\approx"})
 _COLONS = frozenset({":"})
 _LESS = {
     "<": ("(", False),
@@ -247,6 +254,9 @@ def _read(text: str) -> Answer:
     separated = _separated(text)
     if len(separated) > 1:
         return Answer(text, _ordered_names(Group("list", tuple(map(_read, separated)))))
+    nearly, _ = pieces(text, _NEARLY)
+    if len(nearly) == 2 and all(nearly):
+        return replace(_read(nearly[0]), about=_read(nearly[1]))
     sides, _ = pieces(text, _EQUALS)
     if len(sides) > 1 and all(sides):
         return _equation(text, sides)

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from score_centering.reward import Scorer
 from score_centering.reward.judge import judge
+from score_centering.reward.literals import literals_equal
+from score_centering.reward.spelling import one_spelling
 from score_centering.reward.units import UNITS
 
 quick = settings(deadline=None, max_examples=60, derandomize=True)
@@ -60,6 +62,14 @@ spellings = st.sampled_from([as_fraction, as_decimal, as_power])
 def test_a_number_off_by_a_thousandth_is_never_right(value, form, gold, answer, up):
     off = value * (1 + Fraction(1 if up else -1, 1000))
     assert not judge(wrapped(form, answer(off)), wrapped(form, gold(value)))
+
+
+@quick
+@given(first=numbers, second=numbers, same=st.booleans(), one=spellings, other=spellings)
+def test_the_short_cut_in_the_trainers_process_is_the_full_verdict(first, second, same, one, other):
+    answer, gold = one_spelling(one(first if same else second)), one_spelling(other(first))
+    equal = literals_equal(answer, gold)
+    assert equal is not None and equal == judge(answer, gold) == judge(f"({answer},1)", f"({gold},1)")
 
 
 @quick

@@ -45,6 +45,11 @@ def test_the_table_is_large_and_no_wrong_answer_is_rewarded():
     assert [case for case in CASES if case["reward"] == "1" and case["right"] != "1"] == []
 
 
+def test_the_documentation_counts_the_cases():
+    text = (Path(__file__).parents[3] / "docs" / "data-and-reward.md").read_text(encoding="utf-8")
+    assert f"`tests/unit/reward/cases.tsv` has {len(CASES)} cases" in text
+
+
 def test_the_table_says_where_math_verify_is_wrong_and_why_the_reward_differs():
     for case in CASES:
         differs = case["reward"] != case["right"] or case["math_verify"] != case["right"].replace("error", "0")
