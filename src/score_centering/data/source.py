@@ -21,15 +21,19 @@ class Source:
 
 
 def open_source(kind: str, block: dict[str, Any], seed: int) -> Source:
-    """The source of the `dataset` block: `kind` is reasoning_gym, hub or local, `block` its settings by name.
+    """The source of the `dataset` block: `kind` is reasoning_gym, sums, hub or local, `block` its settings by name.
 
-    `seed` generates the problems of reasoning-gym; the other sources do not use it.
+    `seed` generates the problems of reasoning_gym and sums; the other sources do not use it.
     """
     match kind:
         case "reasoning_gym":
             from score_centering.data.generated import open_reasoning_gym
 
             return open_reasoning_gym(**block, seed=seed)
+        case "sums":
+            from score_centering.data.sums import open_sums
+
+            return open_sums(**block, seed=seed)
         case "hub":
             from score_centering.data.hub import open_hub
 
@@ -38,4 +42,4 @@ def open_source(kind: str, block: dict[str, Any], seed: int) -> Source:
             from score_centering.data.local_files import open_local
 
             return open_local(**block)
-    raise ValueError(f"dataset.source: {kind!r} is none of reasoning_gym, hub, local")
+    raise ValueError(f"dataset.source: {kind!r} is none of reasoning_gym, sums, hub, local")

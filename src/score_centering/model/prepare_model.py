@@ -5,16 +5,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from score_centering.data import Problem, read_split
+from score_centering.data.sums import is_answerable
 from score_centering.model.chat import encode_prompt, read_responses, stop_token_ids
 from score_centering.model.model_manifest import SCHEMA_VERSION, ModelManifest, digest_folder
 from score_centering.model.scratch import build_model, train_tokenizer
 from score_centering.model.sources import hub_snapshot, load_folder, load_gguf, local_folder, package_file
-from score_centering.model.warm_start import Example, WarmStartResult, warm_start
-from score_centering.model.worked import SOLUTIONS
+from score_centering.model.warm_start import Example, Sampled, WarmStartResult, warm_start
+from score_centering.model.worked import worked_solution
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.precision.registry import UNQUANTISED_PRECISION
 from score_centering.reward import Scorer
@@ -49,7 +51,7 @@ def prepare_model(stage: ModelStage, dataset_manifest: Path, output_dir: Path, r
     elif model_settings.source == "path":
         referenced = local_folder(model_settings.path).resolve()
     if referenced is not None and model_settings.warm_start.max_steps == 0:
-        return _manifest(stage, source, referenced, str(referenced), None, None)
+        return _manifest(stage, source, referenced, str(referenced), None, [], None)
 
     require_device(stage.runtime.device)
     torch.set_num_threads(stage.runtime.threads)
@@ -60,7 +62,7 @@ def prepare_model(stage: ModelStage, dataset_manifest: Path, output_dir: Path, r
         result = _warm_start(stage, model, tokenizer, problems, report)
     model.to(torch.bfloat16).save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
-    return _manifest(stage, source, output_dir, output_dir.name, result, sha256_file(dataset_manifest))
+    return _manifest(stage, source, output_dir, output_dir.name, result, problems, sha256_file(dataset_manifest))
 
 
 def _load(
@@ -69,7 +71,7 @@ def _load(
     """Model (FP32, on the stage's device) and tokenizer of the chosen source."""
     settings = stage.model
     if settings.source == "scratch":
-        solution = SOLUTIONS[settings.warm_start.solution]
+        solution = worked_solution(settings.warm_start)
         texts = [f"user\n{problem.prompt}\n{stage.prompt.instruction}" for problem in problems]
         texts += [f"assistant\n{solution(problem)}" for problem in problems]
         tokenizer = train_tokenizer(texts, settings.scratch.tokenizer.vocab_size)
@@ -117,22 +119,24 @@ def _warm_start(
 
     with Scorer(stage.runtime.reward_workers, stage.runtime.reward_timeout_seconds) as scorer:
 
-        def sampled_reward() -> float:
+        def sample() -> Sampled:
             engine.sync({name: value.bfloat16() for name, value in model.state_dict().items()}, step=0)
             rollouts = engine.generate(prompts, n=1, sampling=sampling, seed=options.seed, top_logprobs=0)
             texts, thinking = read_responses(tokenizer, rollouts)
             cut = [rollout.finish_reason == "length" for rollout in rollouts]
             answers = [problem.answer for problem in checked]
-            return float(scorer.score(texts, answers, cut, thinking).rewards.mean())
+            rewards = scorer.score(texts, answers, cut, thinking).rewards
+            logprobs = np.concatenate([rollout.logprobs for rollout in rollouts])
+            return Sampled(float(rewards.mean()), float(-logprobs.mean()), len(logprobs) / len(rollouts))
 
-        result = warm_start(model, examples, options, sampled_reward, report)
+        result = warm_start(model, examples, options, sample, report)
     engine.close()
     return result
 
 
 def _example(stage: ModelStage, tokenizer: PreTrainedTokenizerBase, problem: Problem, end_of_turn: int) -> Example:
     prompt = encode_prompt(tokenizer, problem.prompt, stage.prompt.instruction, stage.prompt.enable_thinking)
-    text = SOLUTIONS[stage.model.warm_start.solution](problem)
+    text = worked_solution(stage.model.warm_start)(problem)
     response = [*tokenizer.encode(text, add_special_tokens=False), end_of_turn]
     return Example(tuple(prompt), tuple(response))
 
@@ -143,6 +147,7 @@ def _manifest(
     folder: Path,
     path: str,
     result: WarmStartResult | None,
+    problems: Sequence[Problem],
     dataset_sha256: str | None,
 ) -> ModelManifest:
     warm = None
@@ -151,7 +156,10 @@ def _manifest(
         warm = {
             **stage.model.warm_start.model_dump(mode="json"),
             "steps": result.steps,
-            "sampled_reward": result.reward,
+            "sampled_reward": result.sampled.reward,
+            "sampled_entropy": result.sampled.entropy,
+            "sampled_response_length": result.sampled.response_length,
+            "answerable_share": float(np.mean([is_answerable(problem) for problem in problems])),
             "measured": measured,
         }
     return ModelManifest(

@@ -24,11 +24,21 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """What rollouts at T = 1 showed: mean reward, entropy in nats a token (mean −log q of the sampled tokens, an
+    unbiased estimate) and mean response length in tokens."""
+
+    reward: float
+    entropy: float
+    response_length: float
+
+
+@dataclass(frozen=True)
 class WarmStartResult:
-    """steps taken, sampled reward at the end, and the (step, loss, reward) of each measurement."""
+    """steps taken, what was sampled at the end, and the (step, loss, reward) of each measurement."""
 
     steps: int
-    reward: float
+    sampled: Sampled
     measured: list[tuple[int, float, float]]
 
 
@@ -36,15 +46,15 @@ def warm_start(
     model: PreTrainedModel,
     examples: Sequence[Example],
     options: WarmStart,
-    sampled_reward: Callable[[], float],
+    sample: Callable[[], Sampled],
     report: Callable[[int, float, float], None],
 ) -> WarmStartResult:
-    """Train `model` in place on the worked `examples` until `sampled_reward()` reaches `options.reward_target`.
+    """Train `model` in place on the worked `examples` until the reward of `sample()` reaches `options.reward_target`.
 
     Cross entropy on response tokens (mean over the batch's tokens), AdamW, gradient norm at most 1.
 
     Args:
-        sampled_reward: mean reward of `model` as it stands, sampled at T = 1.
+        sample: rollouts of `model` as it stands, at T = 1.
         report: called with (step, loss, reward) at each measurement.
 
     Raises:
@@ -58,10 +68,10 @@ def warm_start(
             group["lr"] = options.learning_rate * min(1.0, step / LR_WARMUP_STEPS)
         loss = _step(model, optimizer, [examples[i] for i in next(batches)], options.micro_batch_size)
         if step % options.check_every == 0 or step == options.max_steps:
-            reward = sampled_reward()
-            measured.append((step, loss, reward))
-            report(step, loss, reward)
-            if reward >= options.reward_target:
+            sampled = sample()
+            measured.append((step, loss, sampled.reward))
+            report(step, loss, sampled.reward)
+            if sampled.reward >= options.reward_target:
                 break
     step, _, reward = measured[-1]
     if not options.reward_min <= reward <= options.reward_max:
@@ -69,7 +79,7 @@ def warm_start(
             f"model.warm_start: sampled reward {reward:.3f} after {step} steps lies outside "
             f"[{options.reward_min}, {options.reward_max}]: change max_steps, learning_rate or check_every"
         )
-    return WarmStartResult(step, reward, measured)
+    return WarmStartResult(step, sampled, measured)
 
 
 def _step(

@@ -35,6 +35,22 @@ class ReasoningGymSource(Block):
     package_version: str = Field(description="pinned reasoning-gym version; another installed version is refused")
 
 
+class Sums(Block):
+    """Synthetic: sums of small numbers, a share of them with an unknown term and an answer drawn at random."""
+
+    size: Positive = Field(description="problems to generate before duplicates are dropped")
+    min_terms: Annotated[int, Field(ge=2)] = Field(default=3, description="known terms at least")
+    max_terms: Annotated[int, Field(ge=2)] = Field(default=4, description="known terms at most")
+    max_term: Positive = Field(default=9, description="largest term; the smallest is 0")
+    unanswerable_share: Share = Field(default=0.35, description="share of problems with an unknown term")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Sums":
+        if self.min_terms > self.max_terms:
+            raise ValueError(f"min_terms = {self.min_terms} exceeds max_terms = {self.max_terms}")
+        return self
+
+
 class HubDataset(Block):
     repo: str = Field(description="dataset repository on the hub, owner/name")
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] = Field(description="pinned commit, 40 hex digits")
@@ -46,8 +62,9 @@ class LocalDataset(Block):
 
 
 class Dataset(Block):
-    source: Literal["reasoning_gym", "hub", "local"] = Field(description="which of the blocks below is used")
+    source: Literal["reasoning_gym", "sums", "hub", "local"] = Field(description="which of the blocks below is used")
     reasoning_gym: ReasoningGymSource | None = None
+    sums: Sums | None = None
     hub: HubDataset | None = None
     local: LocalDataset | None = None
     min_solve_rate: Share | None = Field(default=None, description="drop problems a reference model solves less often")
@@ -101,20 +118,40 @@ class PathModel(Block):
     path: str = Field(description="a local folder in transformers' format")
 
 
+class Filler(Block):
+    """Random words in worked solutions, which mean nothing: they give the policy entropy that the reward can't see."""
+
+    words: Annotated[list[str], Field(min_length=1)] = Field(
+        default=["well", "so", "now", "hmm", "ok", "then", "next", "let", "see", "wait", "yes", "right"],
+        description="drawn with equal chances",
+    )
+    before_step: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="chance of a word before a step, and of another after each word"
+    )
+    before_answer: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="the same before the answer")
+
+
 class WarmStart(Block):
     max_steps: NonNegative = Field(description="supervised steps at most; 0 switches the warm start off")
     batch_size: Positive = Field(default=64, description="worked problems a step")
     micro_batch_size: Positive | None = Field(default=None, description="worked problems a forward; default: all")
     learning_rate: PositiveFloat = Field(default=1e-3, description="AdamW learning rate, linear warm-up of 20 steps")
-    solution: Literal["running_sum", "answer"] = Field(
-        default="running_sum", description="worked text before the boxed answer"
+    solution: Literal["running_sum", "shuffled_sum", "answer"] = Field(
+        default="running_sum", description="worked text before the boxed answer; shuffled: terms in random order"
     )
+    filler: Filler | None = Field(default=None, description="shuffled_sum only")
     check_every: Positive = Field(default=25, description="steps between measurements of the sampled reward")
     check_prompts: Positive = Field(default=64, description="training prompts sampled once at T = 1 in a measurement")
     reward_min: Share = Field(default=0.2, description="lower end of the accepted sampled reward")
     reward_target: Share = Field(default=0.3, description="sampled reward at which the warm start stops")
     reward_max: Share = Field(default=0.5, description="upper end; a warm start that ends outside fails")
-    seed: int = Field(default=0, description="seed of batch order and of the sampled check")
+    seed: int = Field(default=0, description="seed of batch order, worked solutions and the sampled check")
+
+    @model_validator(mode="after")
+    def _fills_what_it_can(self) -> "WarmStart":
+        if self.filler is not None and self.solution != "shuffled_sum":
+            raise ValueError(f"filler goes with solution shuffled_sum, not {self.solution}")
+        return self
 
 
 class Model(Block):
@@ -397,11 +434,13 @@ class CacheFault(Block):
 
 
 class Perturbation(Block):
-    """What a study does to the rollout engine. No configuration of a run holds it: only the studies below make one."""
+    """An artificial mismatch: what is done to the rollout engine beside its number formats. The studies below make one
+    of their own, which takes the place of a configured one."""
 
     weight_noise: NonNegativeFloat = Field(
         default=0.0, description="relative: each weight w of the engine's matrices becomes w·(1 + this·ε), ε fixed"
     )
+    noisy_embedding: bool = Field(default=False, description="noise on the token embedding and the LM head too")
     cache_fault: CacheFault | None = None
 
 
@@ -480,6 +519,7 @@ class Settings(Block):
     actor_rollout_ref: ActorRolloutRef
     trainer: Trainer
     runtime: Runtime = Runtime()
+    perturbation: Perturbation | None = Field(default=None, description="an artificial mismatch; null: none")
     figures: Figures = Figures()
     arms: dict[Name, Arm] = Field(description="definitions; run.arms selects")
     run: Run

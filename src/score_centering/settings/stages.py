@@ -189,7 +189,7 @@ class TrainStage(Stage):
     @classmethod
     def of(cls, settings: Settings, perturbation: Perturbation | None = None) -> Self:
         fields = {name: getattr(settings, name) for name in cls.model_fields if name != "perturbation"}
-        return cls(**fields, perturbation=perturbation)
+        return cls(**fields, perturbation=perturbation or settings.perturbation)
 
     def identity(self) -> dict[str, Any]:
         """What of this a run's identity holds: everything but where its progress is shown."""

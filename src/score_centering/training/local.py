@@ -179,5 +179,5 @@ def _faults(stage: TrainStage, seed: int) -> CacheFaults | None:
 
 
 def _noise(stage: TrainStage, seed: int) -> WeightNoise | None:
-    relative = stage.perturbation.weight_noise if stage.perturbation else 0.0
-    return WeightNoise(relative, seed) if relative else None
+    done = stage.perturbation
+    return WeightNoise(done.weight_noise, seed, done.noisy_embedding) if done and done.weight_noise else None

@@ -17,8 +17,8 @@ from score_centering.model.chat import encode_prompt, stop_token_ids
 from score_centering.model.model_manifest import SCHEMA_VERSION, ModelManifest, read_model_manifest, verified_folder
 from score_centering.model.scratch import build_model, train_tokenizer
 from score_centering.model.sources import load_folder, load_gguf, local_folder, package_file
-from score_centering.model.warm_start import Example, warm_start
-from score_centering.model.worked import SOLUTIONS
+from score_centering.model.warm_start import Example, Sampled, warm_start
+from score_centering.model.worked import running_sum
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.settings import UserError
 from score_centering.settings.model import PackageModel, PathModel, Scratch, Tokenizer, WarmStart
@@ -94,13 +94,13 @@ def test_scratch_model_can_be_a_mixture_of_experts(tokenizer):
     ],
 )
 def test_running_sum(prompt, answer, worked):
-    assert SOLUTIONS["running_sum"](Problem(prompt, answer, "p1", "test")) == worked
+    assert running_sum(Problem(prompt, answer, "p1", "test")) == worked
 
 
 @pytest.mark.parametrize(("prompt", "answer"), [("Sum: 4 + x =", "4"), ("Sum: 4 + 3 =", "8"), ("", "0")])
 def test_running_sum_refuses_what_is_no_sum(prompt, answer):
     with pytest.raises(UserError, match="problem p1"):
-        SOLUTIONS["running_sum"](Problem(prompt, answer, "p1", "test"))
+        running_sum(Problem(prompt, answer, "p1", "test"))
 
 
 def examples(tokenizer) -> list[Example]:
@@ -116,8 +116,8 @@ def test_warm_start_lowers_the_loss_and_stops_at_the_target(tokenizer):
     install_cpu_kernels(model)
     rewards = iter([0.1, 0.25, 0.4])
     options = WarmStart(max_steps=100, batch_size=3, micro_batch_size=2, learning_rate=1e-2, check_every=10)
-    result = warm_start(model, examples(tokenizer), options, lambda: next(rewards), lambda *_: None)
-    assert (result.steps, result.reward) == (30, 0.4)
+    result = warm_start(model, examples(tokenizer), options, lambda: Sampled(next(rewards), 1.5, 3.0), lambda *_: None)
+    assert (result.steps, result.sampled) == (30, Sampled(0.4, 1.5, 3.0))
     losses = [loss for _, loss, _ in result.measured]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -127,7 +127,7 @@ def test_warm_start_outside_its_band_is_an_error(tokenizer):
     install_cpu_kernels(model)
     options = WarmStart(max_steps=2, batch_size=2, check_every=1)
     with pytest.raises(UserError, match=r"sampled reward 0.050 after 2 steps lies outside \[0.2, 0.5\]"):
-        warm_start(model, examples(tokenizer), options, lambda: 0.05, lambda *_: None)
+        warm_start(model, examples(tokenizer), options, lambda: Sampled(0.05, 1.5, 3.0), lambda *_: None)
 
 
 def test_micro_batches_give_the_same_update(tokenizer):
@@ -136,7 +136,7 @@ def test_micro_batches_give_the_same_update(tokenizer):
         model = build_model(scratch(), tokenizer)
         install_cpu_kernels(model)
         options = WarmStart(max_steps=1, batch_size=3, micro_batch_size=size, check_every=1)
-        warm_start(model, examples(tokenizer), options, lambda: 0.3, lambda *_: None)
+        warm_start(model, examples(tokenizer), options, lambda: Sampled(0.3, 1.5, 3.0), lambda *_: None)
         states.append(model.state_dict())
     for name, value in states[0].items():
         torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,53 @@
+"""Synthetic sums, some of which nobody can answer: a task whose reward never reaches 1, so that advantages never vanish.
+
+A problem is `Sum: 4 + 3 + 9 =`. In the unanswerable share of them one term is an unknown and the recorded answer a
+number drawn at random (`Sum: 4 + 3 + x =`, answer 17): a policy can only guess it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from score_centering.data.problems import Problem, RawProblem
+from score_centering.data.source import Source
+
+NAME = "sums"
+UNKNOWN = "x"
+
+
+def open_sums(
+    size: int, min_terms: int, max_terms: int, max_term: int, unanswerable_share: float, seed: int
+) -> Source:
+    """`size` problems of `min_terms` to `max_terms` terms, each 0 to `max_term`; equal for equal arguments."""
+    pin = {
+        "kind": NAME,
+        "size": size,
+        "min_terms": min_terms,
+        "max_terms": max_terms,
+        "max_term": max_term,
+        "unanswerable_share": unanswerable_share,
+        "seed": seed,
+    }
+    rows = _rows(size, min_terms, max_terms, max_term, unanswerable_share, seed)
+    return Source(name=NAME, rows=rows, pin=pin, files={})
+
+
+def _rows(size: int, low: int, high: int, max_term: int, unanswerable: float, seed: int) -> Iterator[RawProblem]:
+    random = np.random.default_rng([seed, 1])
+    for _ in range(size):
+        terms = random.integers(0, max_term + 1, random.integers(low, high + 1)).tolist()
+        shown, answer = terms, sum(terms)
+        if random.random() < unanswerable:
+            shown, answer = [*terms, UNKNOWN], _guess(terms, max_term, seed)
+        yield RawProblem(prompt=f"Sum: {' + '.join(map(str, shown))} =", answer=str(answer))
+
+
+def _guess(terms: list[int], max_term: int, seed: int) -> int:
+    """A number up to the largest sum of four terms; the same each time the same problem is drawn."""
+    return int(np.random.default_rng([seed, 2, *terms]).integers(0, 4 * max_term))
+
+
+def is_answerable(problem: Problem) -> bool:
+    """False for a problem of this source with an unknown term."""
+    return problem.source != NAME or UNKNOWN not in problem.prompt
