@@ -1,11 +1,10 @@
-"""Synthetic sums, some of which nobody can answer: a task whose reward never reaches 1, so that advantages never vanish.
+"""Synthetic sums, some of which nobody can answer: the reward never reaches 1, so advantages never vanish.
 
 A problem is `Sum: 4 + 3 + 9 =`. In the unanswerable share of them one term is an unknown and the recorded answer a
 number drawn at random (`Sum: 4 + 3 + x =`, answer 17): a policy can only guess it.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -16,9 +15,7 @@ NAME = "sums"
 UNKNOWN = "x"
 
 
-def open_sums(
-    size: int, min_terms: int, max_terms: int, max_term: int, unanswerable_share: float, seed: int
-) -> Source:
+def open_sums(size: int, min_terms: int, max_terms: int, max_term: int, unanswerable_share: float, seed: int) -> Source:
     """`size` problems of `min_terms` to `max_terms` terms, each 0 to `max_term`; equal for equal arguments."""
     pin = {
         "kind": NAME,
