@@ -5,7 +5,16 @@ import sys
 from pathlib import Path
 
 RUN_FILES = ["metrics.parquet", "timing.parquet", "config.yaml", "run.json"]
-PLOTS = ["reward", "k3_kl", "reward_vs_k3", "validation_reward", "response_length", "head_mass", "timing"]
+PLOTS = [
+    "reward",
+    "k3_kl",
+    "reward_vs_k3",
+    "validation_reward",
+    "clean_reward",
+    "response_length",
+    "head_mass",
+    "timing",
+]
 FIGURES = [f"figures/{name}.{kind}" for name in PLOTS for kind in ("png", "svg", "pdf")]
 PRODUCTS = {
     "dataset": ["train.parquet", "test.parquet", "manifest.json"],

@@ -73,7 +73,8 @@ def test_all_trains_every_arm_and_draws_every_figure(project):
     assert 0 <= first["grpo_bf16"] < first["grpo"] < 0.1
     drawn = {file.removesuffix(".png") for file in digests(project) if file.endswith(".png")}
     assert drawn == {
-        "reward", "k3_kl", "reward_vs_k3", "validation_reward", "response_length", "head_mass", "timing",
+        "reward", "k3_kl", "reward_vs_k3", "validation_reward", "clean_reward", "response_length", "head_mass",
+        "timing",
     }  # fmt: skip
     assert len(digests(project)) == 3 * len(drawn) + 3
 

@@ -9,6 +9,7 @@ FIGURES = {
     "k3_kl": "K3",
     "reward_vs_k3": "Reward against K3",
     "validation_reward": "Validation reward",
+    "clean_reward": "Reward of the trained weights in BF16",
     "response_length": "Response length and truncation",
     "head_mass": "Head mass and correction strength",
     "timing": "Time of a step by phase",

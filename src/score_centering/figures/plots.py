@@ -66,6 +66,13 @@ def validation_reward(experiment: Experiment) -> Figure:
     return figure
 
 
+def clean_reward(experiment: Experiment) -> Figure:
+    """Reward of the trained weights sampled in BF16 at T = 1, at the steps that have one."""
+    figure, axes = _labelled_axes(experiment, ONE_COLUMN, 2.5)
+    _curves(axes, experiment, "clean_reward_mean", "Reward in BF16 at T = 1 (0 to 1)", sparse=True)
+    return figure
+
+
 def response_length(experiment: Experiment) -> Figure:
     """Mean response length, and the share of rollouts that were cut at the limit."""
     figure, (left, right) = _labelled_pair(experiment)
@@ -181,6 +188,7 @@ FIGURES: Mapping[str, Callable[[Experiment], Figure]] = {
     "k3_kl": k3_kl,
     "reward_vs_k3": reward_vs_k3,
     "validation_reward": validation_reward,
+    "clean_reward": clean_reward,
     "response_length": response_length,
     "head_mass": head_mass,
     "timing": timing,

@@ -31,6 +31,8 @@ CHARTS = (
      "Mean over generated tokens of exp(d) − 1 − d, where d = log p − log q."),
     ("validation_reward", "val_reward_mean", "Validation reward", "mean reward (0 to 1)", "sparse",
      "Greedy decoding on the test split, in the precision of the arm's rollouts."),
+    ("clean_reward", "clean_reward_mean", "Clean reward", "mean reward (0 to 1)", "sparse",
+     "The trained weights sampled in BF16 at T = 1: a broken sampler leaves it high, a broken policy does not."),
     ("response_length", "response_length_mean", "Response length", "tokens", "linear",
      "Mean number of generated tokens of a rollout."),
     ("truncated_share", "truncated_share", "Truncation", "share (0 to 1)", "linear",

@@ -550,6 +550,10 @@ class Settings(Block):
                 "actor_rollout_ref.rollout.enable_rollout_routing_replay = true needs trainer.name local, "
                 "actor_rollout_ref.rollout.name local and actor_rollout_ref.rollout.transport direct"
             )
+        if self.perturbation is not None and self.trainer.name != "local":
+            raise ValueError(
+                f"perturbation: needs trainer.name local, which drives the rollout engine, not {self.trainer.name}"
+            )
         rollouts = self.data.train_batch_size * rollout.n
         if rollouts % self.actor_rollout_ref.actor.mini_batches:
             raise ValueError(

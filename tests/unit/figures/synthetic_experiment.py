@@ -43,6 +43,7 @@ def metric_rows(arm: str, seed: int, steps: int) -> dict[str, list]:
     rows["truncated_share"] = np.clip((length - 14) / 12, 0, 1).tolist()
     for step in range(8, steps + 1, 8):
         rows["val_reward_mean"][step - 1] = float(np.clip(reward[step - 1] + 0.05, 0, 1))
+        rows["clean_reward_mean"][step - 1] = float(np.clip(reward[step - 1] - 0.05, 0, 1))
     if arm in CENTERED:
         rows["head_mass_sampler"] = (0.95 + 0.02 * progress + random.normal(0, 0.002, steps)).tolist()
         rows["head_mass_trainer"] = (0.948 + 0.02 * progress + random.normal(0, 0.002, steps)).tolist()

@@ -290,7 +290,7 @@ def test_print_config_starts_nothing(arm, tmp_path):
         (["--baseline", "nothing"], "unknown arm 'nothing'"),
         (["--baseline", "sc", "no.such=1"], "no: unknown key"),
         (["--baseline", "sc", "score_centering.is_mode=gspo"], "weighs a whole rollout. Centering subtracts"),
-        (["--baseline", "sc", "score_centering.is_mode=tiss"], "is_mode 'tiss' is not one of none, importance, tis"),
+        (["--baseline", "sc", "score_centering.is_mode=tiss"], "is_mode: 'tiss' is not one of none, importance, tis"),
         (["--baseline", "sc", "--settings", "{"], "--settings: not valid JSON"),
         (["--baseline", "sc", "--configfile", "nowhere.yaml"], "nowhere.yaml: cannot read the configuration"),
     ],

@@ -25,3 +25,12 @@ def test_noise_is_relative_fixed_and_on_inner_matrices_only():
     assert not torch.equal(WeightNoise(0.1, 1).apply(WEIGHTS)[MATRIX], noisy[MATRIX])
     doubled = noise.apply({MATRIX: 2 * WEIGHTS[MATRIX]})[MATRIX].float()
     assert (doubled / 2 - noisy[MATRIX].float()).abs().max() < 2**-7
+
+
+def test_noise_on_the_vocabulary_is_one_for_embedding_and_head():
+    noisy = WeightNoise(0.1, seed=0, embedding=True).apply(WEIGHTS)
+    embedding, head = noisy["model.embed_tokens.weight"], noisy["lm_head.weight"]
+    assert torch.equal(embedding, head)
+    assert (embedding - 1).std().item() == pytest.approx(0.1, rel=0.1)
+    assert noisy["model.layers.0.norm.weight"] is WEIGHTS["model.layers.0.norm.weight"]
+    assert torch.equal(noisy[MATRIX], WeightNoise(0.1, seed=0).apply(WEIGHTS)[MATRIX])

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from score_centering.settings import UserError, load_settings, stage_json
-from score_centering.settings.load import parse, read_yaml
+from score_centering.settings.load import deep_merge, parse, read_yaml, resolve
 from score_centering.settings.stages import TrainStage
 from score_centering.settings.studies import STUDIES, cell_stage, cells
 
@@ -41,17 +41,32 @@ def test_an_arm_keeps_its_objective_in_every_cell():
     assert stage.score_centering.centering and stage.actor_rollout_ref.rollout.quantization is None
 
 
-def test_no_configuration_key_perturbs_a_run():
-    with pytest.raises(UserError, match="perturbation: unknown key"):
-        load_settings([DEFAULT], ["perturbation.weight_noise=0.1"])
+def test_a_run_is_perturbed_only_where_the_configuration_says_so():
     normal = json.loads(stage_json(load_settings([DEFAULT], arm="sc"), "train"))
     assert "perturbation" not in normal and "perturbation" not in TrainStage.model_validate(normal).identity()
+    noisy = json.loads(stage_json(load_settings([DEFAULT], ["perturbation.weight_noise=0.1"], arm="sc"), "train"))
+    assert noisy["perturbation"] == {"weight_noise": 0.1, "noisy_embedding": False, "cache_fault": None}
+    arms = {"sc": {"overrides": {"perturbation": None}}}
+    config = deep_merge(CONFIG, {"perturbation": {"weight_noise": 0.1}, "arms": arms})
+    assert TrainStage.of(resolve(config, arm="sc")).perturbation is None
+    assert TrainStage.of(resolve(config, arm="grpo")).perturbation.weight_noise == 0.1
+
+
+def test_verl_takes_no_perturbation():
+    with pytest.raises(UserError, match=r"perturbation: needs trainer.name local"):
+        load_settings([DEFAULT], ["perturbation.weight_noise=0.1", "trainer.name=verl"])
+
+
+def test_a_study_s_perturbation_takes_the_place_of_the_configured_one():
+    config = deep_merge(CONFIG, {"perturbation": {"weight_noise": 0.1}})
+    faulty = cell_stage(config, SETTINGS, "faults", "codes-0.01", "sc")
+    assert faulty.perturbation.weight_noise == 0.0 and faulty.perturbation.cache_fault.rate == 0.01
 
 
 def test_a_perturbation_is_part_of_the_identity():
     faulty = cell_stage(CONFIG, SETTINGS, "faults", "codes-0.01", "sc")
     assert faulty.identity()["perturbation"] == {
-        "weight_noise": 0.0, "cache_fault": {"rate": 0.01, "kind": "codes", "transient": True},
+        "weight_noise": 0.0, "noisy_embedding": False, "cache_fault": {"rate": 0.01, "kind": "codes", "transient": True},
     }  # fmt: skip
     assert TrainStage.model_validate_json(faulty.to_json()) == faulty
     noisy = cell_stage(CONFIG, SETTINGS, "sweep", "int8_noise", "grpo")
