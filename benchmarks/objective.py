@@ -8,19 +8,22 @@ All on the same random inputs, forward and backward, gradients of hidden states 
     sc        ours with score centering, K = 128
     products  hidden·Wᵀ and the two products of the backward pass, nothing else
 
+and each correction of `WEIGHTS`, with centering where it composes, against sc.
+
 Extra memory is the peak minus inputs minus both gradients.
 """
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 
 import torch
 from _common import median_seconds, parse_args, report
 from torch import Tensor
 
-from score_centering.objectives import Objective, TokenBatch, policy_loss_from_hidden
+from score_centering.objectives import WEIGHTS, Objective, TokenBatch, build_weight, policy_loss_from_hidden
 
 GRPO = Objective("grpo", False, clip_low=0.2, clip_high=0.3)
 SC = Objective("sc", True)
@@ -32,6 +35,13 @@ GOALS = {
     "sc_extra_over_naive_extra": 0.1,
     "sc_extra_bytes": 3e9,
 }
+CORRECTION_LIMIT = 1.05  # of sc's time, for each correction
+BOUNDS = {
+    "tis_max": 2.0, "mis_min": 0.5, "mis_max": 5.0, "kpop_max": 0.1, "dppo_max": 0.2, "cispo_min": 0.0,
+    "cispo_max": 5.0, "geo_min": 0.99, "geo_max": 1.01, "opsm_max": 0.5, "gspo_low": 3e-4, "gspo_high": 4e-4,
+}  # fmt: skip
+ROLLOUTS = 8  # that the tokens belong to
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,7 @@ def make_inputs(size: Size, device: str, candidates: int, seed: int = 0) -> Inpu
         mask=torch.ones(size.tokens, dtype=torch.bool, device=device),
         candidate_ids=ids.int(),
         candidate_logprobs=logprobs,
+        sequence_ids=torch.arange(size.tokens, device=device) * ROLLOUTS // size.tokens,
     )
     return Inputs(hidden.requires_grad_(), weight.requires_grad_(), batch)
 
@@ -129,6 +140,23 @@ def seconds(case: Callable[[Inputs], None], inputs: Inputs, device: str, repeats
         case(inputs)
 
     return median_seconds(run, device, repeats)
+
+
+def corrections(size: Size, device: str, repeats: int) -> dict[str, float]:
+    """Seconds of each correction over those of `sc`, the two timed in turn; centred where it can be."""
+    inputs = make_inputs(size, device, CANDIDATES)
+    figures = {}
+    for mode in WEIGHTS:
+        objective = Objective(mode, False, build_weight(mode, BOUNDS))
+        if not objective.weighs_rollouts:
+            objective = replace(objective, centering=True)
+        ratios = []
+        for _ in range(ROUNDS):
+            time = seconds(partial(ours, objective=objective), inputs, device, repeats)
+            ratios.append(time / seconds(partial(ours, objective=SC), inputs, device, repeats))
+        figures[f"{mode}_over_sc"] = median(ratios)
+        print(f"{mode} over sc: {figures[f'{mode}_over_sc']:.3f}", flush=True)
+    return figures
 
 
 def growth(size: Size, device: str, repeats: int) -> dict[str, float]:
@@ -189,6 +217,9 @@ def main() -> None:
     figures = compare(size, device, repeats)
     # The goals are stated for the full size on a GPU; elsewhere the same numbers are figures.
     goals = {name: (figures.pop(name), limit) for name, limit in GOALS.items() if full_gpu and name in figures}
+    ratios = corrections(size, device, repeats)
+    goals |= {name: (ratio, CORRECTION_LIMIT) for name, ratio in ratios.items() if full_gpu}
+    figures |= {} if full_gpu else ratios
     figures |= growth(size, device, max(3, repeats // 3))
     report("objective", device, figures, goals)
 

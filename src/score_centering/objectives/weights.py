@@ -103,7 +103,7 @@ class Tis(TokenWeight):
 @dataclass(frozen=True)
 class Cispo(TokenWeight):
     """CISPO, f(r) = clip(r, cispo_min, cispo_max): m = p between cispo_min·q and cispo_max·q (MiniMax-M1, arXiv
-    2506.13585, eq. 4, with 1 − ε_low and 1 + ε_high); cispo_min = 0 leaves small ratios alone."""
+    2506.13585, with 1 − ε_low and 1 + ε_high); cispo_min = 0 leaves small ratios alone."""
 
     clips: ClassVar[bool] = True
 
@@ -279,7 +279,7 @@ class GeometricMask(SequenceWeight):
 @dataclass(frozen=True)
 class Opsm(SequenceWeight):
     """Off-policy sequence masking: 0 where A < 0 and the mean of log q − log p exceeds opsm_max nats a token, else 1
-    (DeepSeek-V3.2, arXiv 2512.02556, Section 3.1)."""
+    (DeepSeek-V3.2, arXiv 2512.02556)."""
 
     opsm_max: float
 
@@ -293,7 +293,7 @@ class Opsm(SequenceWeight):
 @dataclass(frozen=True)
 class Gspo(SequenceWeight):
     """GSPO's gradient: s = (Π_t r_t)^(1/L), and 0 where its clip to [1 − gspo_low, 1 + gspo_high] binds: A > 0 above or
-    A < 0 below (arXiv 2507.18071, eqs. 5 and 7). The ratio is to the sampler, which is the old policy of a batch; its
+    A < 0 below (arXiv 2507.18071). The ratio is to the sampler, which is the old policy of a batch; its
     average over a rollout's tokens and then over rollouts is `loss_agg_mode: seq-mean-token-mean`."""
 
     clips: ClassVar[bool] = True
