@@ -34,7 +34,7 @@ from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.precision.registry import format_of
 from score_centering.rollout.local.architecture import parameter_model, read_architecture
 from score_centering.rollout.local.local_engine import PREFILL_CHUNK, PREFILL_ROWS
-from score_centering.rollout.local.state import KvFormat, State
+from score_centering.rollout.local.state import State
 from score_centering.runs import peak_rss_bytes
 from score_centering.settings import Settings, UserError
 from score_centering.settings.model import Model
@@ -243,7 +243,7 @@ class Planner:
         states = (sum(held.values()) for held in self._states(arm, slots, "auto"))
         return self.parameters * (4 if self.device == "cpu" else 2) + sum(states)
 
-    def _states(self, arm: Settings, slots: int, kv: KvFormat) -> tuple[dict[str, int], dict[str, int]]:
+    def _states(self, arm: Settings, slots: int, kv: str) -> tuple[dict[str, int], dict[str, int]]:
         """What a local engine holds for its slots, and for the prompts it reads at once."""
         architecture = read_architecture(self.config)
         chunk = min(PREFILL_CHUNK, arm.data.max_prompt_length)

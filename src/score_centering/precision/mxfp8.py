@@ -19,14 +19,16 @@ _ROUND_UP = 0x20  # added to a BF16 number's bits, it carries into the exponent 
 
 
 def exponents(absmax: Tensor) -> Tensor:
-    """absmax bfloat16 → biased exponent (E8M0) uint8 of the power of two that brings it to at most 448 (from 1.75 · 2ⁿ
-    on the next power); 0 for 0. A NaN or infinity has 247 and more."""
+    """The biased exponents (OCP's E8M0, uint8) of the powers of two that bring each absmax to at most 448.
+
+    From 1.75 times a power of two on it is the next power. 0 has 0, a NaN or an infinity 247.
+    """
     bits = absmax.view(torch.int16).to(torch.int32) + _ROUND_UP
     return ((bits >> 7) - _LARGEST_EXPONENT).clamp(0, 255).to(torch.uint8)
 
 
 def powers(exponent: Tensor) -> Tensor:
-    """2^(exponent − 127) as bfloat16; exactly."""
+    """The powers of two of biased exponents, exactly, in bfloat16."""
     return torch.ldexp(torch.ones(exponent.shape, device=exponent.device), exponent.int() - _BIAS).to(torch.bfloat16)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from score_centering.precision.format import Format
+    from score_centering.precision.kv_caches import CacheFormat
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,10 @@ FORMATS = {
 """Of linear layers, by `actor_rollout_ref.rollout.quantization`; null there is BF16."""
 
 CACHES = {
-    "auto": Entry("BF16 KV", ""),
-    "int4_per_token_head": Entry("INT4 KV", "", suffix="int4kv"),
+    "auto": Entry("BF16 KV", "kv_caches:BF16"),
+    "int4_per_token_head": Entry("INT4 KV", "kv_caches:INT4", suffix="int4kv"),
+    "int8_per_token_head": Entry("INT8 KV", "kv_caches:INT8", suffix="int8kv"),
+    "fp8": Entry("FP8 KV", "kv_caches:FP8", suffix="fp8kv"),
 }
 """Of KV caches, by vLLM's `kv_cache_dtype`."""
 
@@ -86,6 +89,11 @@ def format_of(name: str | None) -> "Format":
     if name is not None and name not in FORMATS:
         raise ValueError(f"number format {name!r}, allowed are {', '.join(FORMATS)}")
     return _load(UNQUANTISED if name is None else FORMATS[name])
+
+
+def cache_format_of(name: str) -> "CacheFormat":
+    """The cache format of one of `CACHES`."""
+    return _load(CACHES[name])
 
 
 def _load(entry: Entry) -> Any:

@@ -40,7 +40,6 @@ from score_centering.rollout.vllm_plugin import FAST_ROTATION, choose_rotation
 from score_centering.settings import UserError
 from score_centering.settings.inputs import read_json
 
-INT4_KV = "int4_per_token_head"
 GENERATION_CONFIG = "generation_config.json"
 # One process, nothing fetched or reported, and no kernel library that is compiled at the first call.
 ENVIRONMENT = {
@@ -66,7 +65,7 @@ class VllmEngine(StreamEngine):
 
     Args:
         checkpoint: folder whose config.json describes the weights: BF16, or quantised by its `quantization_config`.
-        kv_cache: "auto" (BF16) or "int4_per_token_head" (CUDA only).
+        kv_cache: "auto" (BF16), or another of `precision.registry.CACHES` (CUDA only).
         device: "cuda" or "cpu".
         max_batch: sequences decoded side by side.
         max_prompt_length, max_response_length: tokens.
@@ -94,9 +93,9 @@ class VllmEngine(StreamEngine):
         hadacore: bool = False,
         load_format: str = "auto",
     ) -> None:
-        if device == "cpu" and kv_cache == INT4_KV:
+        if device == "cpu" and kv_cache != "auto":
             raise UserError(
-                f"rollout engine vllm: kv_cache_dtype {INT4_KV} needs a GPU (vLLM's CPU attention has no INT4 cache "
+                f"rollout engine vllm: kv_cache_dtype {kv_cache} needs a GPU (vLLM's CPU attention has no such cache "
                 "and would generate garbage); use kv_cache_dtype auto or the local engine"
             )
         self.checkpoint = Path(checkpoint)

@@ -1,8 +1,8 @@
 """Error by layer: weights, activations and the KV cache, from runs of one model in BF16 and in low precision.
 
 The low-precision run is an emulation that shares no code with the engines: hooks replace the output of each quantised
-linear layer, and an attention function sends K and V through the INT4 codes. It sees every intermediate tensor, which
-an engine hides, and it is a second opinion on an engine's log-probs.
+linear layer, and an attention function sends K and V through the cache's codes. It sees every intermediate tensor,
+which an engine hides, and it is a second opinion on an engine's log-probs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +18,10 @@ from transformers.masking_utils import sdpa_mask
 
 from score_centering.precision import int4_kv
 from score_centering.precision.format import Stored
+from score_centering.precision.kv_caches import CacheFormat
 from score_centering.precision.requantising import Listed
 
-INT4_ATTENTION = "score_centering_int4_kv"
+CACHED_ATTENTION = "score_centering_kv_cache"
 
 
 @dataclass
@@ -140,8 +141,8 @@ def quantised_layers(
 
 
 @contextmanager
-def int4_cache(model: nn.Module, mask: Tensor | None = None) -> Iterator[dict[str, KvErrors]]:
-    """Let every softmax attention of `model` read K and V back from their INT4 codes; with `mask`, measure errors.
+def quantised_cache(model: nn.Module, cache: CacheFormat, mask: Tensor | None = None) -> Iterator[dict[str, KvErrors]]:
+    """Let every softmax attention of `model` read K and V back from a cache; with `mask`, measure errors.
 
     Args:
         mask: (B, S) bool, the positions that count.
@@ -150,11 +151,18 @@ def int4_cache(model: nn.Module, mask: Tensor | None = None) -> Iterator[dict[st
     previous = model.config._attn_implementation
 
     def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args, scaling: float, **kwargs):
-        stored_key, stored_value = (int4_kv.decode(int4_kv.encode(x)) for x in (key, value))
+        entries = [cache.encode(x) for x in (key, value)]
+        stored_key, stored_value = (cache.decode(entry) for entry in entries)
         if mask is not None:
             error = errors.setdefault(f"layer {module.layer_idx}", KvErrors())
-            for record, stored, exact in ((error.key, stored_key, key), (error.value, stored_value, value)):
-                record.add(int4_kv.unrotate(stored).transpose(1, 2)[mask], exact.transpose(1, 2)[mask])
+            for record, entry, exact in zip((error.key, error.value), entries, (key, value), strict=True):
+                record.add(cache.original(entry).transpose(1, 2)[mask], exact.transpose(1, 2)[mask])
+        if not cache.rotated:
+            narrowed = cache.narrow(query).float()
+            output, weights = sdpa_attention_forward(
+                module, narrowed, stored_key, stored_value, *args, scaling=scaling, **kwargs
+            )
+            return output.to(query.dtype), weights
         rotated = int4_kv.rotate(query).float()
         head_size = query.shape[-1]
         output, weights = sdpa_attention_forward(
@@ -162,9 +170,9 @@ def int4_cache(model: nn.Module, mask: Tensor | None = None) -> Iterator[dict[st
         )
         return int4_kv.unrotate(output.to(query.dtype)), weights
 
-    AttentionInterface.register(INT4_ATTENTION, attend)
-    AttentionMaskInterface.register(INT4_ATTENTION, sdpa_mask)
-    model.set_attn_implementation(INT4_ATTENTION)
+    AttentionInterface.register(CACHED_ATTENTION, attend)
+    AttentionMaskInterface.register(CACHED_ATTENTION, sdpa_mask)
+    model.set_attn_implementation(CACHED_ATTENTION)
     try:
         yield errors
     finally:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from score_centering.precision import requantise
-from score_centering.precision.registry import FORMATS, UNQUANTISED_PRECISION, Precision, format_of
+from score_centering.precision.registry import FORMATS, UNQUANTISED_PRECISION, Precision, cache_format_of, format_of
 from score_centering.precision.requantising import Listed
 from score_centering.reward import final_answer
 from score_centering.rollout import Engine, Rollout, Sampling, validate_all
@@ -262,7 +262,7 @@ def _cache(
 ) -> AbstractContextManager[dict[str, layers.KvErrors]]:
     if precision.kv_cache_dtype == UNQUANTISED_PRECISION.kv_cache_dtype:
         return nullcontext({})
-    return layers.int4_cache(model, mask)
+    return layers.quantised_cache(model, cache_format_of(precision.kv_cache_dtype), mask)
 
 
 def _largest(detail: Mapping[str, Mapping[str, float]], prefix: str) -> dict[str, float]:

@@ -20,11 +20,11 @@ from transformers import (
 
 from score_centering.precision import requantise
 from score_centering.precision.int8 import FORMAT as INT8
-from score_centering.precision.registry import FORMATS, format_of
+from score_centering.precision.registry import FORMATS, cache_format_of, format_of
 from score_centering.rollout import LocalEngine, Rollout, Sampling, validate_all
 from score_centering.routing.replay import replaying
 from score_centering.settings import UserError
-from score_centering.validation.layers import quantised_layers, stored_parts
+from score_centering.validation.layers import quantised_cache, quantised_layers, stored_parts
 
 QWEN = Qwen3_5TextConfig(
     vocab_size=300,
@@ -345,3 +345,36 @@ def test_a_quantised_engine_holds_the_bytes_that_its_format_says():
         assert held["linear_values"] + held["linear_scales"] == sum(
             used.held_bytes(*shape, torch.device("cpu")) for shape in shapes
         )
+
+
+@pytest.mark.parametrize("kv_cache", ["int8_per_token_head", "fp8"])
+def test_an_engine_of_every_cache_reads_what_it_stores(kv_cache):
+    """Rows keep their bits; the log-probs are closer to the emulation of the cache than to BF16's."""
+    engine = make(LLAMA, {**BF16, "kv_cache": kv_cache})
+    whole = engine.generate(PROMPTS, 2, SAMPLING, seed=5, top_logprobs=300)
+    assert_same(whole[:2], engine.generate(PROMPTS[:1], 2, SAMPLING, seed=5, top_logprobs=300))
+    model = reference("llama")
+    gaps = {"emulated": [], "bf16": []}
+    for rollout in whole:
+        ids = torch.from_numpy(np.concatenate([rollout.prompt_ids, rollout.token_ids[:-1]]).astype(np.int64))[None]
+        ours = torch.empty(len(rollout.token_ids), 300)
+        candidates = torch.from_numpy(rollout.candidate_ids.astype(np.int64))
+        ours.scatter_(1, candidates, torch.from_numpy(rollout.candidate_logprobs))
+        emulation = quantised_cache(model, cache_format_of(kv_cache))
+        for kind, how in (("emulated", emulation), ("bf16", contextlib.nullcontext())):
+            with torch.no_grad(), how:
+                logits = model(ids).logits[0, len(rollout.prompt_ids) - 1 :].float()
+            gaps[kind].append((ours - torch.log_softmax(logits, dim=-1)).abs().mean().item())
+    assert np.mean(gaps["emulated"]) < np.mean(gaps["bf16"]), gaps
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "size"),  # bytes of K and V of one token and head at head size 32, by hand
+    [("auto", 128), ("int4_per_token_head", 2 * (16 + 4)), ("int8_per_token_head", 2 * (32 + 4)), ("fp8", 64)],
+)
+def test_a_cache_holds_the_bytes_of_its_format(kv_cache, size):
+    engine = LocalEngine(
+        LlamaConfig(**{**LLAMA.to_dict(), "head_dim": 32}), quantised_config=None, kv_cache=kv_cache, max_batch=3,
+        max_prompt_length=64, max_response_length=16,
+    )  # fmt: skip
+    assert engine.nbytes()["kv_cache"] == size * 2 * 2 * 3 * 80  # layers, KV heads, slots, positions

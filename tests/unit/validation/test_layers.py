@@ -1,5 +1,7 @@
 """Errors by layer, on numbers worked out by hand and on a tiny model."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -7,9 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from score_centering.precision import int4_kv, int8_linear, requantise
 from score_centering.precision.int8 import FORMAT as INT8
+from score_centering.precision.kv_caches import INT4 as INT4_KV
 from score_centering.validation.layers import (
     Error,
-    int4_cache,
+    quantised_cache,
     quantised_layers,
     recorded_outputs,
     stored_parts,
@@ -109,7 +112,7 @@ def test_a_layer_computes_int8_linear_on_its_own_input(model, w8a8, listed):
 def test_the_cache_is_quantised_in_attention(model):
     with torch.no_grad():
         exact = model(IDS).logits.float().log_softmax(-1)
-        with int4_cache(model, MASK) as errors:
+        with quantised_cache(model, INT4_KV, MASK) as errors:
             coarse = model(IDS).logits.float().log_softmax(-1)
         assert torch.equal(model(IDS).logits.float().log_softmax(-1), exact), "the attention must be restored"
     assert list(errors) == ["layer 0", "layer 1"]
@@ -119,11 +122,10 @@ def test_the_cache_is_quantised_in_attention(model):
     assert 0 < (coarse - exact).abs().max() < 0.5
 
 
-def test_rotated_attention_without_quantisation_is_plain_attention(model, monkeypatch):
-    monkeypatch.setattr(int4_kv, "encode", int4_kv.rotate)
-    monkeypatch.setattr(int4_kv, "decode", lambda x: x.float())
+def test_rotated_attention_without_quantisation_is_plain_attention(model):
+    exact_cache = dataclasses.replace(INT4_KV, encode=int4_kv.rotate, decode=lambda x: x.float())
     with torch.no_grad():
         exact = model(IDS).logits.float().log_softmax(-1)
-        with int4_cache(model):
+        with quantised_cache(model, exact_cache):
             rotated = model(IDS).logits.float().log_softmax(-1)
     assert (rotated - exact).abs().max() < 0.03

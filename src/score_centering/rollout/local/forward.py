@@ -14,6 +14,7 @@ from torch import Tensor
 
 from score_centering.precision import int4_kv
 from score_centering.precision.bf16 import delta_chunk, l2norm
+from score_centering.precision.kv_caches import CacheFormat, cache_of
 from score_centering.rollout.local.architecture import Architecture, Experts
 from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.rollout.local.engine_weights import (
@@ -136,32 +137,42 @@ def attend(new: Tensor, heads: int, kv: Tensor, step: Step, layer: int = 0) -> T
 
     Args:
         new: (B, H + 2·Hkv, C, D) bfloat16, queries, keys, values.
-        kv: (B, 2·Hkv, S, ·) cache, BF16 or packed INT4.
+        kv: (B, 2·Hkv, S, ·) cache; its dtype tells the format (`precision.kv_caches`).
         layer: the layer's number, which tells `step.faults` the layers apart.
 
     Returns:
         (B, H, C, D) bfloat16.
     """
-    packed = kv.dtype == torch.uint8
+    cache = cache_of(kv)
     size = new.shape[-1]
     query, key_value = new[:, :heads], new[:, heads:]
-    write = int4_kv.encode(key_value) if packed else key_value
+    write = cache.encode(key_value)
     if step.faults is not None:
         write = step.faults.damage(write, step.owner, step.positions, layer)
     kv[step.rows[:, None], :, step.positions] = write.transpose(1, 2)
     query = query.reshape(query.shape[0], kv.shape[1] // 2, -1, size)  # (B, Hkv, G·C, D)
-    if packed:
+    if cache.rotated:
         out = int4_kv.unrotate(_attend_packed(int4_kv.rotate(query), kv, size**-0.5 / size, step))
     else:
-        out = _attend_bf16(query, kv, size**-0.5, step.hidden)
+        out = _attend_bf16(cache, query, kv, size**-0.5, step.hidden)
     return out.view(out.shape[0], heads, -1, size)
 
 
-def _attend_bf16(query: Tensor, kv: Tensor, scale: float, hidden: Tensor) -> Tensor:
-    """query (B, Hkv, G·C, D), kv (B, 2·Hkv, S, D) → (B, Hkv, G·C, D), all bfloat16; softmax in FP32."""
-    key, value = kv.chunk(2, dim=1)
-    weight, total = _exponentials(_product(query, key.transpose(-1, -2)) * scale, hidden)
-    return (_product(weight.to(torch.bfloat16), value) / total).to(torch.bfloat16)
+def _attend_bf16(cache: CacheFormat, query: Tensor, kv: Tensor, scale: float, hidden: Tensor) -> Tensor:
+    """query (B, Hkv, G·C, D) bfloat16, kv (B, 2·Hkv, S, ·) → (B, Hkv, G·C, D) bfloat16; softmax in FP32.
+
+    A scale of the entries enters scores and probabilities, as in vLLM 0.25.0's `kernel_unified_attention`.
+    """
+    numbers, scales = cache.read(kv)
+    key, value = numbers.chunk(2, dim=1)
+    scores = _product(cache.narrow(query), key.transpose(-1, -2))
+    if scales is None:
+        weight, total = _exponentials(scores * scale, hidden)
+    else:
+        key_scale, value_scale = scales.unsqueeze(-2).chunk(2, dim=1)  # (B, Hkv, 1, S)
+        weight, total = _exponentials(scores * (scale * key_scale), hidden)
+        weight = weight * value_scale
+    return (_product(cache.narrow(weight), value) / total).to(torch.bfloat16)
 
 
 def _attend_packed(query: Tensor, kv: Tensor, scale: float, step: Step) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from score_centering.precision import listed_linears
-from score_centering.precision.int4_kv import check_head_size
+from score_centering.precision.registry import cache_format_of
 from score_centering.rollout.engine import Sampling, StreamEngine, sample_indices
 from score_centering.rollout.local import sampling as choose
 from score_centering.rollout.local.architecture import parameter_model, read_architecture, rotary_table
@@ -20,7 +20,7 @@ from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.rollout.local.engine_weights import Weights
 from score_centering.rollout.local.forward import Step, hidden_states
 from score_centering.rollout.local.slots import Records, Slots
-from score_centering.rollout.local.state import KvFormat, State
+from score_centering.rollout.local.state import State
 from score_centering.rollout.record import Rollout
 from score_centering.rollout.streams import uniforms
 from score_centering.settings import UserError
@@ -42,7 +42,7 @@ class LocalEngine(StreamEngine):
         config: the model's transformers config.
         quantised_config: the config.json of the quantised checkpoint, whose `quantization_config` lists the linears and
             says their number format; None computes everything in BF16.
-        kv_cache: "int4_per_token_head" or "auto" (BF16); full-attention layers only.
+        kv_cache: a name of `precision.registry.CACHES`; full-attention layers only.
         max_batch: slots, the rollouts decoded at the same time.
         max_prompt_length, max_response_length: tokens; they fix the shapes of everything.
         device: "cpu" or "cuda".
@@ -56,7 +56,7 @@ class LocalEngine(StreamEngine):
         config: PreTrainedConfig,
         *,
         quantised_config: Mapping[str, Any] | None,
-        kv_cache: KvFormat,
+        kv_cache: str,
         max_batch: int,
         max_prompt_length: int,
         max_response_length: int,
@@ -66,9 +66,9 @@ class LocalEngine(StreamEngine):
         record_routes: bool = False,
     ):
         architecture = read_architecture(config)
-        if kv_cache == "int4_per_token_head":
-            check_head_size(architecture.head_size)
-        elif faults is not None:
+        cache = cache_format_of(kv_cache)
+        cache.entry_size(architecture.head_size)
+        if faults is not None and not cache.rotated:
             raise UserError(f"local engine: faults damage an INT4 cache, but kv_cache is {kv_cache!r}")
         if record_routes and architecture.experts is None:
             raise UserError(

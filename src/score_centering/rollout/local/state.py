@@ -5,20 +5,17 @@ Row r of every tensor belongs to slot r, so rows never mix, and a slot is handed
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from score_centering.precision.int4_kv import packed_bytes
+from score_centering.precision.registry import cache_format_of
 from score_centering.rollout.local.architecture import Architecture
-
-KvFormat = Literal["auto", "int4_per_token_head"]
 
 
 @dataclass(frozen=True)
 class AttentionState:
-    """`kv` (B, 2·Hkv, S, ·): keys of all KV heads, then values; BF16 (…, D) or packed INT4 (…, D/2 + 4) uint8."""
+    """`kv` (B, 2·Hkv, S, ·): keys of all KV heads, then values, as entries of a `CacheFormat`."""
 
     kv: Tensor
 
@@ -50,17 +47,15 @@ class State:
         architecture: Architecture,
         rows: int,
         positions: int,
-        kv_format: KvFormat,
+        kv_format: str,
         recurrent_dtype: torch.dtype,
         device: torch.device,
     ) -> "State":
         def layer(kind: str) -> AttentionState | LinearAttentionState:
             if kind == "full_attention":
-                packed = kv_format == "int4_per_token_head"
-                size = packed_bytes(architecture.head_size) if packed else architecture.head_size
-                dtype = torch.uint8 if packed else torch.bfloat16
-                shape = (rows, 2 * architecture.kv_heads, positions, size)
-                return AttentionState(torch.zeros(shape, dtype=dtype, device=device))
+                cache = cache_format_of(kv_format)
+                shape = (rows, 2 * architecture.kv_heads, positions, cache.entry_size(architecture.head_size))
+                return AttentionState(torch.zeros(shape, dtype=cache.dtype, device=device))
             linear = architecture.linear
             conv_shape = (rows, linear.conv_width - 1, linear.conv_features)
             recurrent_shape = (rows, linear.value_heads, linear.key_size, linear.value_size)
