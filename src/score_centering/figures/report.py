@@ -20,6 +20,7 @@ from score_centering.figures.plots import PHASES, mean_phase_seconds, path_windo
 from score_centering.figures.series import across_seeds
 from score_centering.figures.summary import COLUMNS, display, summarise
 from score_centering.figures.verdict import verdict
+from score_centering.precision.registry import UNQUANTISED_PRECISION, precision_labels
 from score_centering.settings import UserError
 from score_centering.settings.dotted import by_dotted_key, differing
 from score_centering.settings.inputs import read_json
@@ -246,8 +247,11 @@ def _precision_gate(folder: Path) -> str:
     more = _table(
         ("Number", "Measured"), [(f"<code>{escape(name)}</code>", _number(value)) for name, value in others.items()]
     )
+    labels = precision_labels()
+    measured = [labels.get(name.removesuffix(".k3_kl"), name) for name in gate["numbers"] if name.endswith(".k3_kl")]
+    low = [label for label in measured if label != UNQUANTISED_PRECISION.label]
     return (
-        _passed(gate, "BF16 against INT8/INT4 rollouts on held-out prompts")
+        _passed(gate, f"BF16 against {', '.join(low) or 'no other'} rollouts on held-out prompts")
         + _table(("Number", "Measured", "Limit"), rows)
         + (f"<details><summary>{len(others)} more numbers, without a limit</summary>{more}</details>" if others else "")
         + f'<img class="paper" alt="Figures of the precision validation" src="data:image/svg+xml;base64,{picture}">'

@@ -75,9 +75,10 @@ class Precision:
 UNQUANTISED_PRECISION = Precision(None, "auto")
 
 
-def precision_names() -> set[str]:
-    """The name of every precision there is."""
-    return {Precision(quantization, cache).name for quantization in (None, *FORMATS) for cache in CACHES}
+def precision_labels() -> dict[str, str]:
+    """Name → label of every precision there is."""
+    every = [Precision(quantization, cache) for quantization in (None, *FORMATS) for cache in CACHES]
+    return {precision.name: precision.label for precision in every}
 
 
 def format_of(name: str | None) -> "Format":

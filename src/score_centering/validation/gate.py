@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from score_centering.precision.registry import precision_names
+from score_centering.precision.registry import precision_labels
 from score_centering.settings import UserError
 
 SCHEMA_VERSION = 2
@@ -75,7 +75,7 @@ def precision_limits(
         if prefix == "*":
             of = formats if rest.startswith(OF_FORMATS) else measured
             limits |= {f"{each}.{rest}": limit for each in of if f"{each}.{rest}" not in configured}
-        elif prefix in (*measured, *formats) or prefix not in precision_names():
+        elif prefix in (*measured, *formats) or prefix not in precision_labels():
             limits[name] = limit
     return {name: limit for name, limit in limits.items() if limit is not None}
 

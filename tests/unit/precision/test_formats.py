@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from score_centering.precision import fp4, fp8, int4, mxfp8
-from score_centering.precision.registry import FORMATS, Precision, format_of, precision_names
+from score_centering.precision.registry import FORMATS, Precision, format_of, precision_labels
 from score_centering.precision.requantising import identify, listed_linears, requantise
 from score_centering.settings import UserError
 
@@ -152,7 +152,7 @@ def test_an_unknown_compressor_is_refused_with_the_list():
 
 def test_every_precision_has_a_name_of_its_own():
     names = [Precision(q, cache).name for q in (None, *FORMATS) for cache in ("auto", "int4_per_token_head")]
-    assert len(set(names)) == len(names) and set(names) <= precision_names()
+    assert len(set(names)) == len(names) and set(names) <= precision_labels().keys()
     assert Precision(None, "auto").name == "bf16" and Precision("fp8", "int4_per_token_head").name == "fp8_int4kv"
     assert Precision("fp8", "int4_per_token_head").label == "FP8 + INT4 KV"
 
