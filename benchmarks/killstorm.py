@@ -3,9 +3,14 @@
 Every kill takes the trainer's process in the middle of a phase: rollout, reward, update, sync and validation after a
 random share of the phase's time, metrics, checkpoint and publish at a random file operation of the phase, half of a
 write done. Then the same command is started again, until the run finishes; its metrics.parquet must have the bytes of
-the undisturbed one. A kill of a run that does not is lost. 50 kills, 5 with --quick.
+the undisturbed one. A kill of a run that does not is lost.
+
+Half of the kills take other starts, in a folder that holds a finished run, and compare every published file: a start by
+hand with other settings; a start by hand of the same run anew; a forced rerun, whose files the workflow has deleted,
+finished, or given up and restored; another rate in its place and back; a run of a study. 200 kills, 8 with --quick.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -34,6 +39,9 @@ WRITING = {  # phase: its file operations that a kill may hit; the last ones of 
     "publish": ("open", "write", "fsync", "replace"),
 }
 FINAL_RENAME = "publish: final rename"
+MOVING = ("open", "write", "fsync", "mkdir", "replace", "rmdir", "unlink")  # before the first phase: states move
+MOST_MOVES = 60
+OTHER_RATE = "actor_rollout_ref.actor.optim.lr=1.0e-5"
 MAX_KILLS_A_RUN = 8
 
 
@@ -48,16 +56,22 @@ class Kill:
 
 def main() -> None:
     arguments = parse_args(__doc__)
-    wanted = 5 if arguments.quick else 50
+    wanted = 3 if arguments.quick else 100
+    wanted_scenes = 5 if arguments.quick else 100
     with tempfile.TemporaryDirectory(prefix="killstorm ") as folder:
         import score_centering.training.local  # noqa: F401  once here, so that each start is a fork of milliseconds
 
         prepare(Path(folder))
         reference, lengths = undisturbed()
         hits, survived, lost, runs = storm(wanted, reference, lengths)
+        in_scenes, whole = Scenes(lengths).play(wanted_scenes)
     named = (*COMPUTING, *WRITING, FINAL_RENAME)
     for phase in named:
         print(f"killed in {phase:22} {hits[phase]:3}")
+    for scene, kills in in_scenes.items():
+        print(f"killed in {scene:22} {kills:3}, every published file as it was after {whole[scene]:3}")
+    scene_kills = sum(in_scenes.values())
+    survived, lost = survived + sum(whole.values()), lost + scene_kills - sum(whole.values())
     print(f"survived {survived}, lost {lost}")
     never = sum(hits[phase] == 0 for phase in named)
     goals = {"lost": (lost, 0)} if arguments.quick else {"lost": (lost, 0), "phases_never_hit": (never, 0)}
@@ -67,6 +81,7 @@ def main() -> None:
         {
             "kills": survived + lost,
             "runs": runs,
+            **{f"kills: {scene}": kills for scene, kills in in_scenes.items()},
             "phases_never_hit": never,
             "final_rename_kills": hits[FINAL_RENAME],
         },
@@ -114,6 +129,132 @@ def storm(wanted: int, reference: bytes, lengths: dict[str, int | float]) -> tup
     return hits, survived, lost, runs
 
 
+class Scenes:
+    """Starts around a finished run, each killed once on its way.
+
+    A scene begins with a copy of the finished run, is killed at a random moment of one start, goes on as a user would,
+    and returns whether every published file is as it was.
+    """
+
+    def __init__(self, lengths: dict[str, int | float]) -> None:
+        self.lengths, self.source, self.count = lengths, random.Random(1), 0
+        self.finished = Path("reference")
+        self.study = ["train.py", "--baseline", "sc", "--settings", study_settings()]
+        start([*self.study, "--run-dir", "study"])
+
+    def play(self, wanted: int) -> tuple[Counter, Counter]:
+        """Kills, and those after which nothing was lost, by scene."""
+        scenes = {
+            "by hand, other settings": self.by_hand,
+            "by hand, anew": self.anew,
+            "forced rerun, finished": self.forced,
+            "forced rerun, restored": self.restored,
+            "another rate and back": self.back,
+            "study": self.study_run,
+        }
+        kills: Counter[str] = Counter(dict.fromkeys(scenes, 0))
+        whole: Counter[str] = Counter(dict.fromkeys(scenes, 0))
+        names = list(scenes)
+        while kills.total() < wanted:
+            name = names[self.count % len(names)]
+            run_dir = Path(f"scene{self.count}")
+            self.count += 1
+            killed, kept = scenes[name](run_dir)
+            kills[name] += killed
+            whole[name] += killed and kept
+            print(f"scene {self.count:3}: {name}: {'killed' if killed else 'not hit'}", file=sys.stderr, flush=True)
+            if not killed and not kept:
+                raise SystemExit(f"error: {name}: files were lost without a kill; see {run_dir.resolve()}")
+            shutil.rmtree(run_dir)
+        return kills, whole
+
+    def by_hand(self, run_dir: Path) -> tuple[bool, bool]:
+        """It is refused, so the kill comes while it looks."""
+        shutil.copytree(self.finished, run_dir)
+        killed = self._killed(["--run-dir", str(run_dir), OTHER_RATE], moving=True)
+        return killed, published(run_dir) == published(self.finished)
+
+    def anew(self, run_dir: Path) -> tuple[bool, bool]:
+        """The files are there all the while; a part of them may be those of the new run, which are the same."""
+        shutil.copytree(self.finished, run_dir)
+        killed = self._killed(["--run-dir", str(run_dir), "--afresh"])
+        kept = lasting(run_dir) == lasting(self.finished)
+        train(run_dir)
+        return killed, kept and lasting(run_dir) == lasting(self.finished) and consistent(run_dir)
+
+    def forced(self, run_dir: Path) -> tuple[bool, bool]:
+        self._deleted(run_dir)
+        killed = self._killed(["--run-dir", str(run_dir), "--afresh"])
+        train(run_dir)
+        return killed, lasting(run_dir) == lasting(self.finished) and consistent(run_dir)
+
+    def restored(self, run_dir: Path) -> tuple[bool, bool]:
+        self._deleted(run_dir)
+        killed = self._killed(["--run-dir", str(run_dir), "--afresh"])
+        start(["restore.py", str(run_dir)])
+        anew = (run_dir / "state/archive").is_dir() and consistent(run_dir)  # it had finished, or it was put back
+        return killed, published(run_dir) == published(self.finished) or (
+            anew and lasting(run_dir) == lasting(self.finished)
+        )
+
+    def back(self, run_dir: Path) -> tuple[bool, bool]:
+        self._deleted(run_dir)
+        killed = self._killed(["--run-dir", str(run_dir), OTHER_RATE])
+        for path in declared(run_dir):  # what Snakemake does ahead of the job that goes back
+            path.unlink()
+        train(run_dir)
+        return killed, published(run_dir) == published(self.finished)
+
+    def study_run(self, run_dir: Path) -> tuple[bool, bool]:
+        command = [*self.study, "--run-dir", str(run_dir)]
+        killed = start(command, lambda: arm(self._kill(False), self.lengths)) != 0
+        start(command)
+        return killed, lasting(run_dir) == lasting(Path("study")) and consistent(run_dir)
+
+    def _deleted(self, run_dir: Path) -> None:
+        shutil.copytree(self.finished, run_dir)
+        for path in declared(run_dir):
+            path.unlink()
+
+    def _killed(self, options: list[str], moving: bool = False) -> bool:
+        command = ["train.py", "--baseline", "sc", *options]
+        return start(command, lambda: arm(self._kill(moving), self.lengths), allowed=(0, 2)) == -signal.SIGKILL
+
+    def _kill(self, moving: bool) -> Kill:
+        phase = "moving" if moving else self.source.choice(["moving", *COMPUTING, *WRITING])
+        share = 0.05 if moving else 1.0  # a refusal makes few file operations
+        return Kill(phase, 1, self.source.uniform(0.4 * (phase == "publish"), share))
+
+
+def study_settings() -> str:
+    """Settings of a study's run: those of the arm, under noise on the engine's weights."""
+    from score_centering.settings import load_settings
+    from score_centering.settings.model import Perturbation
+    from score_centering.settings.stages import TrainStage
+
+    settings = load_settings(["config/config.yaml", CONFIG[1]], arm="sc")
+    return TrainStage.of(settings, Perturbation(weight_noise=0.05)).to_json()
+
+
+def declared(run_dir: Path) -> list[Path]:
+    return [path for path in run_dir.iterdir() if path.is_file()]
+
+
+def published(run_dir: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in declared(run_dir) if not path.name.startswith(".")}
+
+
+def lasting(run_dir: Path) -> dict[str, bytes]:
+    """The published files that hold no time, which every run of one identity gives the same bytes."""
+    return {name: content for name, content in published(run_dir).items() if name != "timing.parquet"}
+
+
+def consistent(run_dir: Path) -> bool:
+    """Whether the published files are those that the finished state says it published."""
+    digests = json.loads((run_dir / "state/PUBLISHED").read_text())
+    return digests == {name: hashlib.sha256(content).hexdigest() for name, content in published(run_dir).items()}
+
+
 def deal(source: random.Random) -> Iterator[str]:
     """Phases in a random order, each once before any comes again; publish ends a run, so it comes last."""
     while True:
@@ -142,8 +283,9 @@ def train(run_dir: Path, before: Callable[[], None] = lambda: None) -> int:
     return start(["train.py", "--baseline", "sc", "--run-dir", str(run_dir)], before)
 
 
-def start(command: list[str], before: Callable[[], None] = lambda: None) -> int:
-    """Run one of the pipeline's programs in a child process that calls `before` first: 0, or -9 when it was killed."""
+def start(command: list[str], before: Callable[[], None] = lambda: None, allowed: tuple[int, ...] = (0,)) -> int:
+    """Run one of the pipeline's programs in a child process that calls `before` first: one of `allowed`, or -9 when it
+    was killed."""
     child = os.fork()
     if child == 0:
         code = 70
@@ -152,7 +294,7 @@ def start(command: list[str], before: Callable[[], None] = lambda: None) -> int:
             os.dup2(log, 1)
             os.dup2(log, 2)
             before()
-            sys.argv = [*command, *CONFIG]
+            sys.argv = [*command, *([] if "--settings" in command or command[0] == "restore.py" else CONFIG)]
             runpy.run_path(str(PROGRAMS / command[0]), run_name="__main__")
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
@@ -162,7 +304,7 @@ def start(command: list[str], before: Callable[[], None] = lambda: None) -> int:
             sys.stderr.flush()
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code not in (0, -signal.SIGKILL):
+    if code not in (*allowed, -signal.SIGKILL):
         raise SystemExit(f"error: {command[0]} ended with code {code}:\n{Path('log.txt').read_text()[-2000:]}")
     return code
 
@@ -251,6 +393,9 @@ def arm(kill: Kill, lengths: dict[str, int | float]) -> None:
         return armed[0] == -1
 
     on_phase(enter)
+    if kill.phase == "moving":
+        armed[0] = int(kill.moment * MOST_MOVES)
+        on_operation(MOVING, operate)
     if kill.phase in WRITING:
         on_operation(WRITING[kill.phase], operate)
 
