@@ -7,11 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from score_centering.diagnosis.columns import NAMES, QUANTITIES, choose
+from score_centering.diagnosis.columns import NAMES, OURS, QUANTITIES, choose
 from score_centering.diagnosis.events import read_events
 from score_centering.diagnosis.readers import read
 from score_centering.runs.log import encode
+from score_centering.runs.schema import METRIC_COLUMNS
 from score_centering.settings import UserError
+from score_centering.training.loggers import NAMES as LOGGED
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -211,6 +213,16 @@ def test_missing_logs(tmp_path):
 
 def test_every_name_belongs_to_a_quantity():
     assert {name.quantity for name in NAMES} <= set(QUANTITIES)
+
+
+def test_our_names_are_those_that_we_write():
+    """Columns of a run folder, and what loggers call them; the last three are of studies and planted runs."""
+    written = {column.name for column in METRIC_COLUMNS} | {"reward_rollouts", "trainer_nll", "sampler_nll"}
+    assert {name.pattern for name in NAMES if name.framework == OURS} <= written
+    shown = {column: LOGGED[column] for column in LOGGED if column in written}
+    chosen = choose([name for name in shown.values() if name != LOGGED["step"]])
+    for quantity, choice in choose(shown).items():
+        assert chosen[quantity].column == shown[choice.column]
 
 
 def test_a_shared_name_goes_to_the_framework_of_the_others():
