@@ -128,10 +128,10 @@ def test_a_hung_item_scores_0_is_counted_and_its_process_is_replaced():
 
 
 def test_a_process_that_stands_still_meets_the_wall_clock(monkeypatch):
-    monkeypatch.setattr("score_centering.reward.scorer.WALL_FACTOR", 0.2)
     with Scorer(workers=1, timeout_s=10.0) as scorer:
-        score(scorer, GOOD[:1])
+        score(scorer, GOOD[:1])  # the first answer of a process takes its time on a busy machine
         pid = scorer._workers[0].process.pid
+        monkeypatch.setattr("score_centering.reward.scorer.WALL_FACTOR", 0.2)
         os.kill(pid, signal.SIGSTOP)
         result = score(scorer, [GOOD[1]])
         assert (result.rewards.tolist(), result.errors, result.timeouts) == ([0.0], 0, 1)
