@@ -7,6 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.dag
 
+COLLAPSE = ["config/collapse.yaml", "config/collapse_laptop.yaml"]
 B200 = ["--configfile", "config/b200.yaml"]
 
 
@@ -17,6 +18,13 @@ def test_an_arm_that_run_arms_does_not_name_is_trained_by_name(fresh):
 def test_stages_of_full_scale_by_their_files(fresh):
     jobs = fresh.jobs("results/b200/precision/gate.json", *B200)
     assert jobs == {"dataset": 1, "model": 1, "quantise": 1, "validate": 1, "gate_precision": 1}
+
+
+def test_the_collapse_trains_its_six_arms_on_a_gpu_and_on_two_cores(fresh):
+    arms = ("grpo_bf16", "grpo", "sc", "sc_mis", "sc_tis", "grpo_mis")
+    for files, seeds in ((COLLAPSE[:1], 5), (COLLAPSE, 1)):
+        jobs = fresh.jobs("all", "--configfile", *files)
+        assert {arm: jobs[f"train_{arm}"] for arm in arms} == dict.fromkeys(arms, seeds)
 
 
 def test_the_slurm_profile_plans_without_its_plugin(fresh):
@@ -31,10 +39,10 @@ def test_snakemake_report_has_every_figure(finished):
         page = report.read("report/report.html").decode()
     entries, categories = (embedded(page, name) for name in ("results", "categories"))
     files = {name: sum(map(len, parts.values())) for name, parts in categories.items()}
-    assert files == {"Precision": 3, "Runs": 22, "Report": 1}
+    assert files == {"Precision": 3, "Runs": 25, "Report": 1}
     assert all(entry["caption"].startswith("<p><strong>") for entry in entries.values())
     labels = [tuple(entry["labels"].values()) for entry in entries.values()]
-    assert len(set(labels)) == len(labels) == 26
+    assert len(set(labels)) == len(labels) == 29
     assert ("Reward against K3", "SVG") in labels
 
 

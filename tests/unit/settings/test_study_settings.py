@@ -66,8 +66,10 @@ def test_a_study_s_perturbation_takes_the_place_of_the_configured_one():
 def test_a_perturbation_is_part_of_the_identity():
     faulty = cell_stage(CONFIG, SETTINGS, "faults", "codes-0.01", "sc")
     assert faulty.identity()["perturbation"] == {
-        "weight_noise": 0.0, "noisy_embedding": False, "cache_fault": {"rate": 0.01, "kind": "codes", "transient": True},
-    }  # fmt: skip
+        "weight_noise": 0.0,
+        "noisy_embedding": False,
+        "cache_fault": {"rate": 0.01, "kind": "codes", "transient": True},
+    }
     assert TrainStage.model_validate_json(faulty.to_json()) == faulty
     noisy = cell_stage(CONFIG, SETTINGS, "sweep", "int8_noise", "grpo")
     assert noisy.identity()["perturbation"]["weight_noise"] == 0.1
