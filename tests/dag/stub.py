@@ -13,6 +13,7 @@ PLOTS = [
     "clean_reward",
     "response_length",
     "head_mass",
+    "drift_meter",
     "timing",
 ]
 FIGURES = [f"figures/{name}.{kind}" for name in PLOTS for kind in ("png", "svg", "pdf")]

@@ -74,7 +74,7 @@ def test_all_trains_every_arm_and_draws_every_figure(project):
     drawn = {file.removesuffix(".png") for file in digests(project) if file.endswith(".png")}
     assert drawn == {
         "reward", "k3_kl", "reward_vs_k3", "validation_reward", "clean_reward", "response_length", "head_mass",
-        "timing",
+        "drift_meter", "timing",
     }  # fmt: skip
     assert len(digests(project)) == 3 * len(drawn) + 3
 

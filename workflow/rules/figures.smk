@@ -12,6 +12,7 @@ FIGURES = {
     "clean_reward": "Reward of the trained weights in BF16",
     "response_length": "Response length and truncation",
     "head_mass": "Head mass and correction strength",
+    "drift_meter": "Drift: share of the gradient and coherence",
     "timing": "Time of a step by phase",
 }
 

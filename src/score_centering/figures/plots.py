@@ -90,6 +90,14 @@ def head_mass(experiment: Experiment) -> Figure:
     return figure
 
 
+def drift_meter(experiment: Experiment) -> Figure:
+    """The drift's share of the arm's own gradient, and how much of it kept one direction (arms that measured it)."""
+    figure, (left, right) = _labelled_pair(experiment)
+    _curves(left, experiment, "drift_share", "Drift over the gradient, norms", sparse=True, labels=False)
+    _curves(right, experiment, "drift_coherence", "Coherence of the drift (0 to 1)", sparse=True)
+    return figure
+
+
 def reward_vs_k3(experiment: Experiment) -> Figure:
     """Reward against K3 as a path through training: one panel an arm, the others faint behind it.
 
@@ -191,6 +199,7 @@ FIGURES: Mapping[str, Callable[[Experiment], Figure]] = {
     "clean_reward": clean_reward,
     "response_length": response_length,
     "head_mass": head_mass,
+    "drift_meter": drift_meter,
     "timing": timing,
 }
 

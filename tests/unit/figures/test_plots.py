@@ -62,7 +62,7 @@ def test_no_text_is_cut_off_or_lies_on_another(drawn, name):
 
 
 def test_an_arm_has_one_colour_everywhere(drawn):
-    for name in ("reward", "k3_kl", "validation_reward", "clean_reward", "response_length", "head_mass"):
+    for name in ("reward", "k3_kl", "validation_reward", "clean_reward", "response_length", "head_mass", "drift_meter"):
         colours = {to_hex(line.get_color()) for axes in drawn[name].axes for line in axes.lines}
         assert colours <= {look.colour for look in KNOWN.values()}
     titles = [axes.get_title(loc="left") for axes in drawn["reward_vs_k3"].axes]
