@@ -34,3 +34,10 @@ def test_noise_on_the_vocabulary_is_one_for_embedding_and_head():
     assert (embedding - 1).std().item() == pytest.approx(0.1, rel=0.1)
     assert noisy["model.layers.0.norm.weight"] is WEIGHTS["model.layers.0.norm.weight"]
     assert torch.equal(noisy[MATRIX], WeightNoise(0.1, seed=0).apply(WEIGHTS)[MATRIX])
+
+
+def test_two_matrices_of_one_shape_have_noise_of_their_own():
+    """Equal noise in every layer would be a mismatch of another kind."""
+    twins = {f"model.layers.{layer}.mlp.up_proj.weight": torch.ones(200, 300) for layer in (0, 1)}
+    first, second = (noisy - 1 for noisy in WeightNoise(0.1, seed=0).apply(twins).values())
+    assert abs((first * second).mean().item()) < 5 * 0.01 / 60_000**0.5, "correlated"

@@ -36,6 +36,25 @@ def test_draw_is_the_inverse_of_the_cumulative_distribution():
     assert choose.draw(logprobs, uniform).tolist() == [1, 1, 2, 4, 4]
 
 
+def test_streams_by_another_implementation():
+    """SplitMix64 in Python's whole numbers: the key of (seed, prompt, sample), in order; 52 bits a position."""
+    mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
+
+    def mix(x: int) -> int:
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+        return x ^ x >> 31
+
+    for seed, prompt, sample in ((11, 0, 3), (11, 3, 0), (2**40, 7, 7)):
+        key = seed
+        for counter in (prompt, sample):
+            key = mix(key + golden & mask) ^ mix(counter + 1)
+        found = streams.streams(seed, np.array([prompt]), np.array([sample]))
+        assert found.tolist() == [key]
+        own = [(mix(mix(key + golden & mask) + golden * n & mask) >> 12) * 2.0**-52 for n in (1, 2, 3)]
+        assert streams.uniforms(found, 3)[0].tolist() == own
+
+
 def test_uniforms_are_keyed_by_seed_prompt_sample_and_position():
     prompts, samples = np.repeat(np.arange(40), 5), np.tile(np.arange(5), 40)
     table = uniforms(11, prompts, samples, 30)
