@@ -45,7 +45,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, list[Shape]]:
         while other := re.match(rf"[^()→:]{{0,40}}?, or {_SHAPE}", rest):
             shapes.append(_shape(other))
             rest = rest[other.end() :]
-        for name in set(match["names"].split(", ")) & names:
+        for name in (name for name in match["names"].split(", ") if name in names):
             told.setdefault(name, shapes)
     return told
 

@@ -46,14 +46,15 @@ def matrix_scale(weights: Iterable[Tensor]) -> Tensor:
 
 
 def round_to_e2m1(x: Tensor) -> Tensor:
-    """x within ±6, rounded to the nearest E2M1 number, ties to the even code; −0 stays where x rounds to it."""
+    """x (...) within ±6, rounded to the nearest E2M1 number, ties to the even code; −0 stays where x rounds to it."""
     size = x.abs()
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     return (size / step).round() * step * torch.sign(x)
 
 
 def quantise_weight(weight: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
-    """weight (O, I) bfloat16 with its matrix scale → E2M1 numbers (O, I) float32, scale (O, I / 16) float8_e4m3fn.
+    """weight (O, I) bfloat16, whole (1,) float32, the matrix's → E2M1 numbers (O, I) float32, scale (O, I / 16)
+    float8_e4m3fn.
 
     scale = e4m3(whole · bf16(absmax / 6)) (2**-3 where that is 0), number = e2m1(clamp(w / (scale / whole), −6, 6)).
     """
@@ -77,7 +78,7 @@ def pack(numbers: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """The inverse of `pack`: (O, I / 2) uint8 → (O, I) bfloat16."""
+    """The inverse of `pack`: packed (O, I / 2) uint8 → (O, I) bfloat16."""
     codes = torch.stack((packed & 0xF, packed >> 4), dim=2).flatten(1)
     magnitudes = torch.tensor(MAGNITUDES, dtype=torch.bfloat16, device=packed.device)
     numbers = magnitudes[(codes & 0x7).int()]

@@ -19,7 +19,9 @@ _ROUND_UP = 0x20  # added to a BF16 number's bits, it carries into the exponent 
 
 
 def exponents(absmax: Tensor) -> Tensor:
-    """The biased exponents (OCP's E8M0, uint8) of the powers of two that bring each absmax to at most 448.
+    """The biased exponents, OCP's E8M0, of the powers of two that bring each absmax to at most 448.
+
+    absmax (...) bfloat16 → (...) uint8.
 
     From 1.75 times a power of two on it is the next power. 0 has 0, a NaN or an infinity 247.
     """
@@ -28,7 +30,7 @@ def exponents(absmax: Tensor) -> Tensor:
 
 
 def powers(exponent: Tensor) -> Tensor:
-    """The powers of two of biased exponents, exactly, in bfloat16."""
+    """The powers of two of biased exponents, exactly: exponent (...) uint8 → (...) bfloat16."""
     return torch.ldexp(torch.ones(exponent.shape, device=exponent.device), exponent.int() - _BIAS).to(torch.bfloat16)
 
 
@@ -44,7 +46,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes: Tensor, exponent: Tensor) -> Tensor:
-    """(..., I) bfloat16."""
+    """codes (..., I), exponent (..., I / 32) uint8 → (..., I) bfloat16."""
     groups = codes.to(torch.bfloat16).unflatten(-1, (-1, GROUP))
     return (groups * powers(exponent).unsqueeze(-1)).flatten(-2)
 

@@ -85,7 +85,7 @@ def row(change: str) -> list[str]:
     [("a weight with a bound", "mis_min"), ("a number format", "mxfp8"), ("a dense architecture", "qwen3")],
 )
 def test_a_change_touches_the_files_that_are_listed(change, word):
-    """`word` stands for a change of that kind that was made: the bound of a weight, the last format, the last family."""
+    """`word` stands for a change of that kind that was made: a weight's bound, the last format, the last family."""
     _, _, count, files = row(change)
     listed = set(re.findall(r"`([^`]+)`", files))
     assert len(listed) == int(re.match(r"\d+", count)[0])
