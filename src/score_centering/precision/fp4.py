@@ -101,6 +101,7 @@ class NvFp4(Format):
     weight_error = (0.07, 0.12)
     min_capability = 75
     has_scale = True
+    whole_scale = True
 
     def stored(self, n_out: int, n_in: int) -> dict[str, Kind]:
         check_groups(self.name, GROUP, n_in)

@@ -12,7 +12,7 @@ from score_centering.precision.registry import Precision, format_of
 from score_centering.precision.requantising import identify
 from score_centering.rollout.local import LocalEngine
 from score_centering.rollout.local.cache_faults import CacheFaults
-from score_centering.rollout.vllm import VllmEngine
+from score_centering.rollout.vllm import VllmEngine, linear_head_size
 from score_centering.settings import UserError
 from score_centering.settings.inputs import read_json
 
@@ -77,7 +77,7 @@ def make_engine(
         raise UserError("perturbation.cache_fault damages the local engine's cache: set actor_rollout_ref.rollout.name")
     if options.record_routes:
         raise UserError("actor_rollout_ref.rollout.enable_rollout_routing_replay: the local trainer needs name: local")
-    check_kernel(options.precision.quantization, options.device)
+    check_kernel(options.precision.quantization, options.device, linear_head_size(config.to_dict()) is not None)
     return VllmEngine(
         model_folder if quantised_config is None else quantised_config.parent,
         kv_cache=kv_cache,
@@ -110,14 +110,23 @@ def read_quantised_config(quantization: str | None, path: Path | None) -> dict[s
     return content
 
 
-def check_kernel(quantization: str | None, device: str) -> None:
-    """Refuses a format that vLLM 0.25.0 has no kernel for on this GPU.
+def check_kernel(quantization: str | None, device: str, linear_attention: bool) -> None:
+    """Refuses a format that vLLM 0.25.0 has no kernel for on this GPU, or that it would decode wrongly.
+
+    linear_attention: the model has gated linear attention, whose input projections vLLM joins but llm-compressor scales
+        apart.
 
     Raises:
         UserError: naming the format, the GPU, and what the format needs.
     """
     if device != "cuda" or quantization is None:
         return
+    if linear_attention and format_of(quantization).whole_scale:
+        raise UserError(
+            f"actor_rollout_ref.rollout.quantization = {quantization!r}: vLLM joins in_proj_qkv and in_proj_z of "
+            "linear attention and keeps one of their two scales, so it would decode the other wrongly; use the local "
+            "engine"
+        )
     major, minor = torch.cuda.get_device_capability()
     needed = format_of(quantization).min_capability
     if 10 * major + minor < needed:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig
 from score_centering.precision import listed_linears
 from score_centering.precision.fp8 import FORMAT as FP8
 from score_centering.precision.int8 import FORMAT as INT8
-from score_centering.precision.registry import Precision
+from score_centering.precision.registry import Precision, format_of
 from score_centering.rollout import Sampling
 from score_centering.rollout.make_engine import EngineOptions, make_engine
 from score_centering.rollout.vllm import VllmEngine, check_prompts
@@ -126,4 +126,14 @@ def test_a_format_without_a_kernel_on_this_gpu_is_refused_before_anything_starts
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": FP8.quantization_config(["Linear"], [])}))
     options = EngineOptions("vllm", Precision("fp8", "auto"), "cuda", 8, 8, 8)
     with pytest.raises(UserError, match=r"'fp8': vLLM has no kernel for it on NVIDIA A100 .*8\.0\), it needs 8\.9$"):
+        make_engine(options, CONFIG, tmp_path, tmp_path / "config.json")
+
+
+def test_a_scale_of_a_whole_layer_is_refused_where_vllm_joins_linear_attention(tmp_path):
+    scheme = format_of("nvfp4").quantization_config(["Linear"], [])
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": scheme}))
+    options = EngineOptions("vllm", Precision("nvfp4", "auto"), "cuda", 8, 8, 8)
+    with pytest.raises(
+        UserError, match=r"'nvfp4': vLLM joins in_proj_qkv and in_proj_z of linear attention .*use the local engine$"
+    ):
         make_engine(options, CONFIG, tmp_path, tmp_path / "config.json")

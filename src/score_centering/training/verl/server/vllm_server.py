@@ -22,7 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from score_centering.precision.names import multimodal_config, needs_multimodal_class
 from score_centering.rollout.make_engine import check_kernel, read_quantised_config
-from score_centering.rollout.vllm import check_prompts, sampling_parameters, to_rollout
+from score_centering.rollout.vllm import check_prompts, linear_head_size, sampling_parameters, to_rollout
 from score_centering.settings.inputs import read_json
 from score_centering.training.verl.messages import RECORD
 from score_centering.training.verl.server.vllm_sync import engine_arguments, engine_overrides, set_switches
@@ -60,7 +60,7 @@ class VllmServer(vLLMHttpServer):
             return None, {}
         path = Path(self.config.quantization_config_file)
         quantised = read_quantised_config(self.config.quantization, path)
-        check_kernel(self.config.quantization, "cuda")
+        check_kernel(self.config.quantization, "cuda", linear_head_size(quantised) is not None)
         if needs_multimodal_class(quantised):
             quantised = multimodal_config(quantised)
         return engine_overrides(quantised)
