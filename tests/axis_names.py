@@ -71,7 +71,7 @@ def check(function: FunctionType) -> Callable[..., Any]:
     def checked(*arguments: Any, **keywords: Any) -> Any:
         given = signature.bind(*arguments, **keywords).arguments
         where, sizes = f"{function.__module__}.{function.__qualname__}", {}
-        pairs = [(name, given[name], shapes) for name, shapes in told.items() if hasattr(given.get(name), "shape")]
+        pairs = [(name, each, told[name]) for name, each in given.items() if name in told and hasattr(each, "shape")]
         before = [(name, tensor.shape, tensor.dtype, shapes) for name, tensor, shapes in pairs]
         result = function(*arguments, **keywords)  # what it refuses itself is its own error
         _agree(where, before, sizes)
