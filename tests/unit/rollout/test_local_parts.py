@@ -36,6 +36,17 @@ def test_draw_is_the_inverse_of_the_cumulative_distribution():
     assert choose.draw(logprobs, uniform).tolist() == [1, 1, 2, 4, 4]
 
 
+def test_draw_over_many_blocks_is_the_inverse_of_the_cumulative_distribution():
+    """Uniform numbers just above and below each token's boundary, 4,000 tokens, against NumPy's own search."""
+    generator = torch.Generator().manual_seed(1)
+    logprobs = torch.log_softmax(torch.randn(1, 4000, generator=generator), dim=-1)
+    cdf = logprobs[0].exp().double().cumsum(0).numpy()
+    cdf /= cdf[-1]
+    between = np.concatenate([[0.0], cdf[:-1]]) + np.diff(cdf, prepend=0.0) * np.array([[0.1], [0.9]])
+    tokens = choose.draw(logprobs.expand(8000, -1), torch.from_numpy(between.ravel()))
+    assert tokens.tolist() == [*range(4000)] * 2
+
+
 def test_streams_by_another_implementation():
     """SplitMix64 in Python's whole numbers: the key of (seed, prompt, sample), in order; 52 bits a position."""
     mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15

@@ -165,3 +165,15 @@ def test_the_loss_of_several_updates_is_their_mean():
     losses = [one.update(batch[part], gains[part], step=step)["loss"] for step, part in
               ((1, slice(4)), (2, slice(4, 8)))]  # fmt: skip
     assert found["loss"] == pytest.approx(sum(losses) / 2, rel=1e-6)
+
+
+def test_the_warm_up_counts_every_update_of_a_step():
+    """Two updates a step, full rate at the fourth: a step's rate is that of its last update."""
+    options = Actor(
+        optim=Optim(name="sgd", lr=1.0, lr_warmup_steps=4), grad_clip=None, ppo_micro_batch_size_per_gpu=64,
+        mini_batches=2,
+    )  # fmt: skip
+    net, batch = tiny_model(), tiny_rollouts(8)
+    made = Updater(net, MasterWeights(net, options.optim), objective("sc"), options, 1.0, "stop")
+    rates = [made.update(batch, torch.zeros(8), step)["learning_rate"] for step in (1, 2, 3)]
+    assert rates == [0.5, 1.0, 1.0]
