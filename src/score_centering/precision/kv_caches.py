@@ -92,7 +92,7 @@ def _scale(entries: Tensor) -> Tensor:
 
 
 def decode_int8(entries: Tensor) -> Tensor:
-    """(..., D + 4) int8 → (..., D) float32."""
+    """entries (..., D + 4) int8 → (..., D) float32."""
     return entries[..., :-_SCALE_BYTES].float() * _scale(entries).unsqueeze(-1)
 
 
@@ -113,5 +113,5 @@ _OF_DTYPE = {cache.dtype: cache for cache in (BF16, INT4, INT8, FP8)}
 
 
 def cache_of(kv: Tensor) -> CacheFormat:
-    """The format of a cache tensor."""
+    """The format of a cache tensor kv (..., E), E entries a token and head."""
     return _OF_DTYPE[kv.dtype]
