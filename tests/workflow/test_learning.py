@@ -52,9 +52,8 @@ def folder(tmp_path_factory) -> Path:
     for split in ("train", "test"):
         rows = pq.read_table(folder / f"results/test/dataset/{split}.parquet")
         answers = pa.array(["7"] * len(rows), rows.schema.field("answer").type)
-        pq.write_table(
-            rows.set_column(rows.schema.get_field_index("answer"), "answer", answers), folder / f"{split}.parquet"
-        )
+        place = rows.schema.get_field_index("answer")
+        pq.write_table(rows.set_column(place, rows.schema.field(place), answers), folder / f"{split}.parquet")
     return folder
 
 
