@@ -39,10 +39,10 @@ def test_snakemake_report_has_every_figure(finished):
         page = report.read("report/report.html").decode()
     entries, categories = (embedded(page, name) for name in ("results", "categories"))
     files = {name: sum(map(len, parts.values())) for name, parts in categories.items()}
-    assert files == {"Precision": 3, "Runs": 25, "Report": 1}
+    assert files == {"Precision": 3, "Runs": 28, "Report": 1}
     assert all(entry["caption"].startswith("<p><strong>") for entry in entries.values())
     labels = [tuple(entry["labels"].values()) for entry in entries.values()]
-    assert len(set(labels)) == len(labels) == 29
+    assert len(set(labels)) == len(labels) == 32
     assert ("Reward against K3", "SVG") in labels
 
 

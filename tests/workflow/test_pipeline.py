@@ -67,7 +67,11 @@ def test_all_trains_every_arm_and_draws_every_figure(project):
             assert 0 <= metrics["reward_mean"][row] <= 1
             assert metrics["grad_norm"][row] >= 0 and metrics["generated_tokens"][row] > 0
             assert (metrics["head_mass_sampler"][row] is not None) == arm.startswith("sc")
-            assert metrics["clip_share"][row] == (0 if arm in ("grpo", "grpo_bf16") else None)
+            share = metrics["clip_share"][row]
+            if arm == "sc_tis":  # its cap bounds some ratios
+                assert 0 <= share < 1
+            else:
+                assert share == (0 if arm in ("grpo", "grpo_bf16") else None)
     # The same weights and seeds at step 1: only the rollouts' precision differs.
     first = {arm: metrics["k3_kl"][metrics["step"].index(1)] for arm, metrics in runs.items()}
     assert 0 <= first["grpo_bf16"] < first["grpo"] < 0.1

@@ -99,15 +99,15 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     else:
         from score_centering.training.local import train_locally as train
 
-    given = {"train_file": arguments.train_file, "val_file": arguments.val_file}
-    files = {name: sha256_file(path) for name, path in given.items() if path is not None}
-    run_dir = arguments.run_dir or _default_folder(arguments, results, stage.identity() | files)
     inputs = Inputs(
         train=read_table(arguments.train_file) if arguments.train_file else read_split(dataset, "train"),
         validation=read_table(arguments.val_file) if arguments.val_file else read_split(dataset, "test"),
         model_folder=verified_folder(model),
         quantised_config=quantised and (arguments.quantised_config or quantised),
     )
+    given = {"train_file": arguments.train_file, "val_file": arguments.val_file}
+    files = {name: sha256_file(path) for name, path in given.items() if path is not None}
+    run_dir = arguments.run_dir or _default_folder(arguments, results, stage.identity() | files)
     identity = make_identity(
         stage.experiment,
         arguments.baseline,

@@ -119,7 +119,7 @@ def test_a_parquet_file_without_the_columns_is_named(tmp_path):
 
 
 def test_an_unknown_source_is_refused():
-    with pytest.raises(ValueError, match="'web' is none of reasoning_gym, hub, local"):
+    with pytest.raises(ValueError, match="'web' is none of reasoning_gym, sums, hub, local"):
         open_source("web", {}, seed=0)
 
 

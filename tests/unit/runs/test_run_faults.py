@@ -229,14 +229,26 @@ def rows(steps=(1, 2)):
     return pa.table(columns | {"step": pa.array(steps, pa.int32())})
 
 
+def of_another_type(name, values):
+    return rows().set_column(schema.METRICS.get_field_index(name), name, pa.array(values))
+
+
 @pytest.mark.parametrize(
     ("table", "metadata", "phrase"),
     [
         (rows().drop_columns("loss"), {}, "columns differ from schema version 2: loss"),
         (rows().append_column("extra", pa.array([1, 2])), {}, "columns differ from schema version 2: extra"),
         (rows().select(list(reversed(schema.METRICS.names))), {}, "their order"),
-        (rows().set_column(7, "loss", pa.array(["a", "b"])), {}, "column loss is string, must be double"),
-        (rows().set_column(0, "step", pa.array([1, 2])), {}, "column step is int64, must be int32"),
+        (
+            rows().set_column(schema.METRICS.get_field_index("loss"), "loss", pa.array(["a", "b"])),
+            {},
+            "column loss is string, must be double",
+        ),
+        (
+            rows().set_column(schema.METRICS.get_field_index("step"), "step", pa.array([1, 2])),
+            {},
+            "column step is int64, must be int32",
+        ),
         (rows((2, 2)), {}, "column step must rise"),
         (rows((1, None)), {}, "column step must rise"),
         (rows(), {"schema_version": "1"}, "schema version 1, this code reads 2"),

@@ -149,8 +149,8 @@ def test_wandb_offline(monkeypatch, tmp_path):
     show_steps(stage, tmp_path, [0, 1, 2])
     show_steps(stage, tmp_path, [1, 2, 3])
     assert generators() == before
-    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
-    runs = [wandb_records(path) for path in files]
+    files = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    runs = sorted((wandb_records(path) for path in files), key=lambda run: run[1][0]["_step"])
     assert [run.run_id for run, _ in runs] == ["tiny-sc-seed0"] * 2
     assert [(run.project, run.display_name) for run, _ in runs] == [("score-centering-tiny", "sc-seed0")] * 2
     assert [row["_step"] for _, rows in runs for row in rows] == [0, 1, 2, 3]

@@ -87,6 +87,7 @@ def test_answers_come_in_the_order_of_the_requests_and_without_padding():
 def test_the_warm_up_goes_on_where_the_checkpoint_was(monkeypatch):
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+    from score_centering.training.drift_meter import DriftSum
     from score_centering.training.verl.worker.fsdp_engine import FsdpEngine
 
     monkeypatch.setattr(FSDPEngineWithLMHead, "optimizer_step", lambda self: self.optimizer.step())
@@ -97,6 +98,7 @@ def test_the_warm_up_goes_on_where_the_checkpoint_was(monkeypatch):
         torch.nn.init.zeros_(made.module.weight)
         made.optimizer = torch.optim.SGD(made.module.parameters(), lr=1.0)
         made.optimizer_config = SimpleNamespace(lr=1.0, lr_warmup_steps=4)
+        made.drift = DriftSum(lambda sums: 0.0)
         return made
 
     def step(made) -> float:
