@@ -72,10 +72,10 @@ def precision_limits(
     limits: dict[str, Mapping[str, float | None] | None] = dict(validation.get("limits", {}))
     for name, limit in configured.items():
         prefix, _, rest = name.partition(".")
+        of = formats if rest.startswith(OF_FORMATS) else measured
         if prefix == "*":
-            of = formats if rest.startswith(OF_FORMATS) else measured
             limits |= {f"{each}.{rest}": limit for each in of if f"{each}.{rest}" not in configured}
-        elif prefix in (*measured, *formats) or prefix not in precision_labels():
+        elif prefix in of or prefix not in precision_labels():
             limits[name] = limit
     return {name: limit for name, limit in limits.items() if limit is not None}
 
