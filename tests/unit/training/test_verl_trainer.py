@@ -127,3 +127,12 @@ def test_held_weights_are_lent_and_the_trained_ones_come_back_bit_for_bit():
     engine.take_back()
     assert torch.equal(engine.module.weight, own)
     assert torch.equal(engine.held_shard()["sampler.weight"], held.bfloat16())
+
+
+def test_a_skipped_update_is_left_out_of_the_sums():
+    from score_centering.training.verl.driver.verl_update import _totals
+
+    # Three updates of two micro-batches each; the second was not finite. By hand: 1 + 2 + 16 + 32.
+    sums = [{"loss": float(2**index)} for index in range(6)]
+    assert _totals(sums, np.array([True, False, True]))["loss"].item() == 51.0
+    assert _totals(sums, np.array([False, False, False])) is None
