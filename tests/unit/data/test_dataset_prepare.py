@@ -162,3 +162,10 @@ def test_ids_come_from_the_source_or_from_the_prompt():
     assert by_prompt["A?"] == Problem("A?", "1", "7", "test")
     assert len(by_prompt["B?"].id) == 16
     assert by_prompt["B?"].id != by_prompt["C?"].id
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_rows_of_one_problem_the_smaller_id_stays(order):
+    twice = [RawProblem("A  problem?", "1", id="b"), RawProblem("a problem?", "1", id="a")]
+    result = prepared([*numbered(3), *(twice[index] for index in order)])
+    assert [row.id for row in (*result.train, *result.test) if "problem" in row.prompt] == ["a"]
