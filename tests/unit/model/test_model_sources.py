@@ -17,7 +17,7 @@ from score_centering.model.chat import encode_prompt, stop_token_ids
 from score_centering.model.model_manifest import SCHEMA_VERSION, ModelManifest, read_model_manifest, verified_folder
 from score_centering.model.scratch import build_model, train_tokenizer
 from score_centering.model.sources import load_folder, load_gguf, local_folder, package_file
-from score_centering.model.warm_start import Example, Sampled, warm_start
+from score_centering.model.warm_start import Example, Sampled, _collate, warm_start
 from score_centering.model.worked import running_sum
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.settings import UserError
@@ -301,3 +301,20 @@ def test_train_faults_are_one_line_and_exit_2(arguments, message):
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_labels_by_hand():
+    ids, labels = _collate([Example((1, 2), (3, 4)), Example((5,), (6,))], torch.device("cpu"))
+    assert ids.tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
+    assert labels.tolist() == [[-100, -100, 3, 4], [-100, 6, -100, -100]]
+
+
+def test_the_first_step_of_a_warm_start_is_a_twentieth_of_the_rate(tokenizer):
+    model = build_model(scratch(), tokenizer)
+    install_cpu_kernels(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    options = WarmStart(max_steps=1, batch_size=3, learning_rate=1e-2, check_every=1)
+    warm_start(model, examples(tokenizer), options, lambda: Sampled(0.3, 1.5, 3.0), lambda *_: None)
+    # AdamW's first step moves a weight by the rate, whatever its gradient.
+    moved = max((value - before[name]).abs().max().item() for name, value in model.state_dict().items())
+    assert moved == pytest.approx(1e-2 / 20, rel=0.02)

@@ -184,3 +184,8 @@ def test_a_response_of_1_mb_takes_well_under_a_deadline(response):
 )
 def test_written_out_numbers_are_compared_exactly_or_left_to_the_judge(answer, gold, equal):
     assert literals_equal(answer, gold) is equal
+
+
+def test_the_thinking_ends_where_it_is_closed_last():
+    assert final_answer(r"so</think> \boxed{1}, no: again</think> it is 2") is None
+    assert final_answer(r"so</think> \boxed{1}, no: again</think> \boxed{2}", thinking=True) == "2"
