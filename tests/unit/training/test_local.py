@@ -25,6 +25,7 @@ def made(small_inputs: Inputs):
     model, tokenizer = load_folder(small_inputs.model_folder)
     trainer, task = LocalTrainer(stage, "sc", 0, small_inputs, model), Task(stage, 0, small_inputs, tokenizer, 512)
     trainer.sync(0)
+    trainer.clean_engine(0)  # has to follow the update
     ids = [prompt.ids for prompt in task.prompts(1)]
     rollouts = trainer.engine.generate(ids, 4, task.sampling(), task.seed(1), task.top_logprobs)
     trainer.update(rollouts, torch.tensor([1.0, -1.0] * 4), 1)

@@ -96,7 +96,7 @@ def test_the_warm_up_goes_on_where_the_checkpoint_was(monkeypatch):
         made = object.__new__(FsdpEngine)
         made.module = torch.nn.Linear(2, 1, bias=False)
         torch.nn.init.zeros_(made.module.weight)
-        made.optimizer = torch.optim.SGD(made.module.parameters(), lr=1.0)
+        made.optimizer = torch.optim.SGD(made.module.parameters(), lr=1.0, momentum=0.5)
         made.optimizer_config = SimpleNamespace(lr=1.0, lr_warmup_steps=4)
         made.drift = DriftSum(lambda sums: 0.0)
         return made
@@ -110,7 +110,8 @@ def test_the_warm_up_goes_on_where_the_checkpoint_was(monkeypatch):
     assert [step(first), step(first)] == [0.25, 0.5]
     second.restore_shard({name: value.clone() for name, value in first.shard().items()})
     assert [step(second) for _ in range(3)] == [0.75, 1.0, 1.0]
-    assert second.module.weight.tolist() == [[-3.5, -3.5]], "0.25 + 0.5 + 0.75 + 1 + 1"
+    # Momenta 1, 1.5, 1.75, 1.875 and 1.9375 at those rates.
+    assert second.module.weight.tolist() == [[-6.125, -6.125]]
 
 
 def test_held_weights_are_lent_and_the_trained_ones_come_back_bit_for_bit():
