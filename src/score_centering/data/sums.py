@@ -41,7 +41,7 @@ def _rows(size: int, low: int, high: int, max_term: int, unanswerable: float, se
 
 
 def _guess(terms: list[int], max_term: int, seed: int) -> int:
-    """A number up to the largest sum of four terms; the same each time the same problem is drawn."""
+    """A number from 0 to below the largest sum of four terms; the same each time the same problem is drawn."""
     return int(np.random.default_rng([seed, 2, *terms]).integers(0, 4 * max_term))
 
 
