@@ -2,19 +2,25 @@
 
 By hand:  python workflow/scripts/train.py --baseline sc --smoke actor_rollout_ref.actor.optim.lr=1e-4
 Inputs and outputs default to results/<experiment>/: a smoke run to by-hand/, a run with the workflow's own settings to
-its folder there, any other needs --run-dir. Stopped by Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 it writes a checkpoint and
-exits with code 75; the same command goes on from there.
+its folder there, any other needs --run-dir. --train-file and --val-file take a prepared split, or any parquet or JSONL
+file with the columns that dataset.columns names. Stopped by Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 it writes a checkpoint
+and exits with code 75; the same command goes on from there.
 """
 
 import argparse
 import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from score_centering.settings import UserError, cli, run_main
-from score_centering.settings.stages import TrainStage
+from score_centering.settings.model import Columns
+from score_centering.settings.stages import DatasetStage, TrainStage
+
+if TYPE_CHECKING:
+    from score_centering.data import Problem
 
 
 def main() -> None:
@@ -23,8 +29,8 @@ def main() -> None:
     parser.add_argument("--seed", type=cli.seed, default=0)
     parser.add_argument("--smoke", action="store_true", help="a few steps, no checkpoint; writes run.json only")
     parser.add_argument("--dataset-manifest", type=Path, help="default: results/<experiment>/dataset/manifest.json")
-    parser.add_argument("--train-file", type=Path, help="a parquet file instead of the manifest's training split")
-    parser.add_argument("--val-file", type=Path, help="a parquet file instead of the manifest's test split")
+    parser.add_argument("--train-file", type=Path, help="problems instead of the manifest's training split")
+    parser.add_argument("--val-file", type=Path, help="problems instead of the manifest's test split")
     parser.add_argument("--model-manifest", type=Path, help="default: results/<experiment>/model/manifest.json")
     parser.add_argument(
         "--quantised-config",
@@ -87,7 +93,6 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     quantised = stage.quantised_config(results)
 
     from score_centering.data import read_split
-    from score_centering.data.dataset_manifest import read_table
     from score_centering.model.model_manifest import verified_folder
     from score_centering.runs import PRODUCTS, finished_again, make_identity, open_run
     from score_centering.settings.inputs import sha256_file
@@ -100,13 +105,15 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
         from score_centering.training.local import train_locally as train
 
     inputs = Inputs(
-        train=read_table(arguments.train_file) if arguments.train_file else read_split(dataset, "train"),
-        validation=read_table(arguments.val_file) if arguments.val_file else read_split(dataset, "test"),
+        train=_problems(arguments, arguments.train_file) if arguments.train_file else read_split(dataset, "train"),
+        validation=_problems(arguments, arguments.val_file) if arguments.val_file else read_split(dataset, "test"),
         model_folder=verified_folder(model),
         quantised_config=quantised and (arguments.quantised_config or quantised),
     )
     given = {"train_file": arguments.train_file, "val_file": arguments.val_file}
-    files = {name: sha256_file(path) for name, path in given.items() if path is not None}
+    files: dict[str, Any] = {name: sha256_file(path) for name, path in given.items() if path is not None}
+    if files and (columns := _reading(arguments)[0]) != Columns():
+        files["columns"] = columns.model_dump(mode="json")
     run_dir = arguments.run_dir or _default_folder(arguments, results, stage.identity() | files)
     identity = make_identity(
         stage.experiment,
@@ -127,6 +134,29 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     gpus = stage.trainer.n_gpus_per_node if of_this_node else 1
     with gpu_faults(), lease(stage.runtime.device, gpus), open_run(run_dir, identity, publish, afresh) as run:
         train(run, stage, arguments.baseline, arguments.seed, inputs, **_gateway(arguments, stage))
+
+
+def _reading(arguments: argparse.Namespace) -> tuple[Columns, int]:
+    """How a file of one's own is read: its columns, and the seed of its order."""
+    if arguments.settings is not None:  # they hold no dataset block
+        return Columns(), 0
+    dataset = cli.read(arguments, DatasetStage).dataset
+    return dataset.columns, dataset.seed
+
+
+def _problems(arguments: argparse.Namespace, path: Path) -> "list[Problem]":
+    """The problems of a file of one's own; what is dropped of it is told."""
+    from score_centering.data import Reading, read_problems
+    from score_centering.reward import Scorer
+    from score_centering.reward.extraction import WAYS
+
+    columns, seed = _reading(arguments)
+    reading = Reading(columns, WAYS.get(columns.extract))
+    with Scorer() as scorer:
+        problems, dropped = read_problems(path, reading, seed=seed, parsable=scorer.are_golds)
+    for reason, count in dropped.items():
+        print(f"{path}: dropped {count} rows: {reason}", file=sys.stderr)
+    return problems
 
 
 def _default_folder(arguments: argparse.Namespace, results: Path, shaping: dict[str, Any]) -> Path:

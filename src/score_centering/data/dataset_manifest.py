@@ -67,6 +67,16 @@ def read_split(manifest_path: str | os.PathLike[str], split: str) -> list[Proble
     return read_table(Path(manifest_path).parent / f"{split}.parquet")
 
 
+def is_prepared(path: Path) -> bool:
+    """Whether a file is a parquet table with exactly the columns of a split."""
+    if path.suffix != ".parquet" or not path.is_file():
+        return False
+    try:
+        return pq.read_schema(path).equals(TABLE_SCHEMA)
+    except (OSError, pa.ArrowException, UnicodeDecodeError):
+        return False  # whoever reads it says what is wrong
+
+
 def read_table(path: Path) -> list[Problem]:
     """The problems of one parquet file with the columns prompt, answer, id and source."""
     try:

@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile
 
 from score_centering.data.source import Source
-from score_centering.data.tables import SUFFIXES, read_rows
+from score_centering.data.tables import AS_NAMED, SUFFIXES, Reading, read_rows
 from score_centering.settings import UserError
 from score_centering.settings.inputs import sha256_file
 
@@ -39,6 +39,7 @@ def open_hub(
     endpoint: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+    reading: Reading = AS_NAMED,
 ) -> Source:
     """The data files of `repo` that match one of the glob patterns `files`, at commit `revision` (40 hex digits).
 
@@ -60,8 +61,8 @@ def open_hub(
         path = _download(entry, repo, revision, endpoint, cache_dir, where, retry_delays_s)
         paths.append(path)
         digests[entry.path] = sha256_file(path)
-    pin = {"kind": "hub", "repo": repo, "revision": revision}
-    return Source(name=repo, rows=read_rows(paths), pin=pin, files=digests)
+    pin = {"kind": "hub", "repo": repo, "revision": revision, **reading.pin()}
+    return Source(name=repo, rows=read_rows(paths, reading), pin=pin, files=digests)
 
 
 def _matches(path: str, patterns: Sequence[str]) -> bool:

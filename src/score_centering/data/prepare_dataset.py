@@ -16,10 +16,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from score_centering.data.dataset_manifest import SCHEMA_VERSION, TABLE_SCHEMA, Manifest
+from score_centering.data.dataset_manifest import SCHEMA_VERSION, TABLE_SCHEMA, Manifest, is_prepared, read_table
+from score_centering.data.local_files import open_local
 from score_centering.data.problems import MALFORMED_PROMPT, Problem, RawProblem, normalise_prompt
 from score_centering.data.source import Source
 from score_centering.data.source_answers import MALFORMED
+from score_centering.data.tables import Reading
 from score_centering.settings import UserError
 from score_centering.settings.inputs import sha256_file
 
@@ -61,6 +63,40 @@ def prepare(
     `parsable` says of each answer whether the scorer can compare with it. The first `val_size` problems in the order
     of the split's hash become the test split, the next `train_size` (default: all) the training split.
     """
+    problems, rows_read, dropped = _checked(source, seed, min_solve_rate, max_solve_rate, parsable)
+    if len(problems) <= val_size:
+        raise UserError(
+            f"dataset.val_size: {val_size} leaves no training problem of the {len(problems)} that {source.name} gives "
+            f"({rows_read} rows, dropped: {dict(sorted(dropped.items()))})"
+        )
+    if train_size is not None and len(problems) > val_size + train_size:
+        dropped[OVER_TRAIN_SIZE] = len(problems) - val_size - train_size
+        del problems[val_size + train_size :]
+    return Prepared(problems[val_size:], problems[:val_size], rows_read, dict(sorted(dropped.items())))
+
+
+def read_problems(
+    path: Path, reading: Reading, *, seed: int, parsable: Callable[[Sequence[str]], Sequence[bool]]
+) -> tuple[list[Problem], dict[str, int]]:
+    """The problems of one file, and how many rows were dropped, by reason. A prepared split is read as it is, rows of
+    any other parquet or JSONL file are checked as `prepare` does and put in the order of the split's hash."""
+    if is_prepared(path):
+        return read_table(path), {}
+    source = open_local(str(path), reading, key="--train-file or --val-file")
+    problems, rows_read, dropped = _checked(source, seed, None, None, parsable)
+    if not problems:
+        raise UserError(f"{path}: none of its {rows_read} rows is a problem (dropped: {dict(sorted(dropped.items()))})")
+    return problems, dict(sorted(dropped.items()))
+
+
+def _checked(
+    source: Source,
+    seed: int,
+    min_solve_rate: float | None,
+    max_solve_rate: float | None,
+    parsable: Callable[[Sequence[str]], Sequence[bool]],
+) -> tuple[list[Problem], int, Counter[str]]:
+    """The problems that can be trained on in the order of the split's hash, rows read, rows dropped by reason."""
     dropped: Counter[str] = Counter()
     kept: dict[bytes, RawProblem] = {}
     conflicting: set[bytes] = set()
@@ -86,16 +122,7 @@ def prepare(
         dropped[CONFLICTING] = len(conflicting)
     _drop_unparsable(kept, parsable, dropped, source.name)
     order = sorted(kept, key=lambda key: _split_hash(seed, key))
-    if len(order) <= val_size:
-        raise UserError(
-            f"dataset.val_size: {val_size} leaves no training problem of the {len(order)} that {source.name} gives "
-            f"({rows_read} rows, dropped: {dict(sorted(dropped.items()))})"
-        )
-    if train_size is not None and len(order) > val_size + train_size:
-        dropped[OVER_TRAIN_SIZE] = len(order) - val_size - train_size
-        del order[val_size + train_size :]
-    problems = [_problem(kept[key], key, source.name) for key in order]
-    return Prepared(problems[val_size:], problems[:val_size], rows_read, dict(sorted(dropped.items())))
+    return [_problem(kept[key], key, source.name) for key in order], rows_read, dropped
 
 
 def _fault(row: RawProblem, min_solve_rate: float | None, max_solve_rate: float | None) -> str | None:
@@ -149,7 +176,8 @@ def _drop_unparsable(
         examples = ", ".join(repr(answer[:60]) for answer in sorted(unparsable)[:3])
         raise UserError(
             f"{source_name}: {len(keys)} of {len(kept)} answers are no math that the scorer can compare with "
-            f"(allowed: {MAX_UNPARSABLE_SHARE:.0%}), e.g. {examples}"
+            f"(allowed: {MAX_UNPARSABLE_SHARE:.0%}), e.g. {examples}; where they are worked solutions, "
+            "dataset.columns.extract takes their answer: hashes (`#### x`) or boxed"
         )
     dropped[UNPARSABLE] = len(keys)
     for key in keys:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from score_centering.data.problems import RawProblem
+from score_centering.data.tables import AS_NAMED, Reading
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,11 @@ class Source:
     files: dict[str, str]
 
 
-def open_source(kind: str, block: dict[str, Any], seed: int) -> Source:
+def open_source(kind: str, block: dict[str, Any], seed: int, reading: Reading = AS_NAMED) -> Source:
     """The source of the `dataset` block: `kind` is reasoning_gym, sums, hub or local, `block` its settings by name.
 
     `seed` generates the problems of reasoning_gym and sums; the other sources do not use it.
+    `reading` says where the rows of hub and local files hold problem and answer; generated problems do not use it.
     """
     match kind:
         case "reasoning_gym":
@@ -37,9 +39,9 @@ def open_source(kind: str, block: dict[str, Any], seed: int) -> Source:
         case "hub":
             from score_centering.data.hub import open_hub
 
-            return open_hub(**block)
+            return open_hub(**block, reading=reading)
         case "local":
             from score_centering.data.local_files import open_local
 
-            return open_local(**block)
+            return open_local(**block, reading=reading)
     raise ValueError(f"dataset.source: {kind!r} is none of reasoning_gym, sums, hub, local")

@@ -9,6 +9,7 @@ MISSING = "missing_answer"
 NULL = "null_answer"
 EMPTY = "empty_answer"
 MALFORMED = "malformed_answer"
+UNMARKED = "unmarked_answer"  # a solution that marks no answer in the way it was said to
 
 
 class _Number(str):
@@ -49,6 +50,16 @@ def answer_of_value(value: object) -> tuple[str | None, str | None]:
     if isinstance(value, list):
         return _answer_of_list(value)
     return _answer_of_scalar(value)
+
+
+def after_hashes(solution: str) -> str | None:
+    """What follows the last `####` of a worked solution, GSM8K's form, up to the end of its line; None: no such mark.
+
+    >>> after_hashes("She sells 16 - 3 = 13.\\n#### 13")
+    '13'
+    """
+    _, mark, rest = solution.rpartition("####")
+    return rest.partition("\n")[0].strip() or None if mark else None
 
 
 def _answer_of_scalar(value: object) -> tuple[str | None, str | None]:

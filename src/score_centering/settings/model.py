@@ -61,12 +61,25 @@ class LocalDataset(Block):
     path: str = Field(description="a parquet or JSONL file, or a folder of them")
 
 
+class Columns(Block):
+    """Which columns of hub and local files hold a problem and its answer."""
+
+    prompt: str = Field(default="prompt", description="the problem: text, or a conversation with one user message")
+    answer: str | None = Field(
+        default=None, description="its answer, `a.b` for the field b of a struct; null: verification_info, else answer"
+    )
+    extract: Literal["hashes", "boxed"] | None = Field(
+        default=None, description="the answer is what follows the last `####`, or the last box; null: the whole text"
+    )
+
+
 class Dataset(Block):
     source: Literal["reasoning_gym", "sums", "hub", "local"] = Field(description="which of the blocks below is used")
     reasoning_gym: ReasoningGymSource | None = None
     sums: Sums | None = None
     hub: HubDataset | None = None
     local: LocalDataset | None = None
+    columns: Columns = Field(default=Columns(), exclude_if=lambda columns: columns == Columns())
     min_solve_rate: Share | None = Field(default=None, description="drop problems a reference model solves less often")
     max_solve_rate: Share | None = Field(default=None, description="drop problems a reference model solves more often")
     val_size: Positive = Field(description="validation problems")

@@ -114,7 +114,10 @@ def test_broken_files_are_named(tmp_path, name, content, message):
 
 def test_a_parquet_file_without_the_columns_is_named(tmp_path):
     pq.write_table(pa.table({"question": ["a"], "answer": ["1"]}), tmp_path / "rows.parquet")
-    with pytest.raises(UserError, match=r"needs the columns prompt and verification_info or answer, found answer, que"):
+    with pytest.raises(
+        UserError,
+        match=r"parquet: no column prompt, found answer, question; name yours: dataset\.columns\.prompt=question$",
+    ):
         list(open_source("local", {"path": str(tmp_path)}, seed=0).rows)
 
 
@@ -126,7 +129,10 @@ def test_an_unknown_source_is_refused():
 def test_jsonl_with_other_columns_is_named_by_file_and_columns(tmp_path):
     write_jsonl(tmp_path / "rows.jsonl", [{"question": "1+1?", "solution": "2"}, {"question": "1+2?", "level": 3}])
     with pytest.raises(
-        UserError, match=r"rows\.jsonl: needs the columns prompt and .* found level, question, solution$"
+        UserError,
+        match=r"rows\.jsonl: no column prompt and no column verification_info or answer, "
+        r"found level, question, solution; "
+        r"name yours: dataset\.columns\.prompt=question dataset\.columns\.answer=solution$",
     ):
         list(open_source("local", {"path": str(tmp_path / "rows.jsonl")}, seed=0).rows)
 
