@@ -10,6 +10,7 @@ from pathlib import Path
 from score_centering.precision.registry import FORMATS
 from score_centering.settings.preflight import check_machine, check_workflow
 from score_centering.settings import UserError, interpolate, resolve, stage_json
+from score_centering.settings.load import with_dotted_keys
 from score_centering.settings.stages import QuantizationStage, TrainStage, quantised_config
 from score_centering.settings.studies import SAMPLERS, STUDIES, cell_stage, cells, ways_to_center
 
@@ -17,7 +18,7 @@ from score_centering.settings.studies import SAMPLERS, STUDIES, cell_stage, cell
 @cache
 def interpolated():
     """The configuration without references to environment variables and other keys."""
-    return interpolate(config)
+    return interpolate(with_dotted_keys(config))
 
 
 @cache

@@ -24,12 +24,13 @@ def main() -> None:
     folder = arguments.experiment_dir or Path("results") / stage.experiment
     output = arguments.output_dir or folder
 
-    experiment = read_experiment(folder, stage.arms, stage.seeds, stage.figures.smoothing_steps, stage.control)
+    smoothing = stage.figures.smoothing_steps
+    experiment = read_experiment(folder, stage.arms, stage.seeds, smoothing, stage.control, stage.labels)
     with drawing():
         for name, draw in FIGURES.items():
             for path in save(draw(experiment), output / "figures" / name):
                 print(path)
-    for path in write_summary(summarise(experiment), output):
+    for path in write_summary(summarise(experiment), output, stage.labels):
         print(path)
 
 

@@ -17,7 +17,8 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     stage = cli.read(arguments, FiguresStage)
     folder = arguments.experiment_dir or Path("results") / stage.experiment
-    experiment = read_experiment(folder, stage.arms, stage.seeds, stage.figures.smoothing_steps, stage.control)
+    smoothing = stage.figures.smoothing_steps
+    experiment = read_experiment(folder, stage.arms, stage.seeds, smoothing, stage.control, stage.labels)
     output = arguments.output or folder / "report.html"
     output.write_text(render(experiment, stage.descriptions, folder), encoding="utf-8")
     print(output)

@@ -5,8 +5,10 @@ are arms without score centering, cool ones arms with it, black is the control. 
 well, so that a greyscale print is still readable.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from colorsys import hls_to_rgb
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ OTHERS = (
     ("#a50f15", "#ef6a6f", (2.5, 1.5), "*"),
     ("#b8c800", "#d8e84a", (), "p"),
 )
+GOLDEN_SECTION = 0.6180339887
+DASHES = ((4.5, 1.5), (1.2, 1.0), (6.0, 1.2, 1.2, 1.2), (2.5, 1.5), ())
 
 
 def in_order(arms: Iterable[str], control: str | None = None) -> list[str]:
@@ -46,10 +50,28 @@ def in_order(arms: Iterable[str], control: str | None = None) -> list[str]:
     return sorted(set(arms), key=lambda arm: (arm != control, known.index(arm) if arm in KNOWN else len(known), arm))
 
 
-def styles(arms: Iterable[str], control: str | None = None) -> dict[str, ArmStyle]:
+def styles(
+    arms: Iterable[str], control: str | None = None, labels: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, ArmStyle]:
     """One style per arm, in the order given. Published arms always get the same one, others get theirs by name; the
-    control is black, whatever its name."""
+    control is black, whatever its name. labels: of arms that are not to be called as here."""
     arms = list(dict.fromkeys(arms))
     others = sorted(set(arms) - set(KNOWN) - {control})
-    looks = {arm: OTHERS[index % len(OTHERS)] for index, arm in enumerate(others)} | {control: CONTROL}
-    return {arm: KNOWN[arm] if arm in KNOWN else ArmStyle(arm, *looks[arm]) for arm in arms}
+    looks = {arm: other_look(index) for index, arm in enumerate(others)} | {control: CONTROL}
+    found = {arm: KNOWN[arm] if arm in KNOWN else ArmStyle(arm, *looks[arm]) for arm in arms}
+    return {arm: replace(look, label=labels.get(arm, look.label)) for arm, look in found.items()}
+
+
+def other_look(index: int) -> tuple[str, str, tuple[float, ...], str]:
+    """Colours, dashes and marker of the arm of this index among those that are not published. After the six chosen
+    ones, hues a golden section of the circle apart, which never come back to one that was there."""
+    if index < len(OTHERS):
+        return OTHERS[index]
+    hue = index * GOLDEN_SECTION % 1
+    light, dark = _hex(hue, 0.38, 0.6), _hex(hue, 0.7, 0.65)
+    _, _, _, marker = OTHERS[index % len(OTHERS)]
+    return light, dark, DASHES[index % len(DASHES)], marker
+
+
+def _hex(hue: float, lightness: float, saturation: float) -> str:
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in hls_to_rgb(hue, lightness, saturation))

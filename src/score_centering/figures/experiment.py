@@ -1,9 +1,10 @@
 """Reads the finished runs of one experiment: parquet only."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,7 @@ class Experiment:
     runs: tuple[Run, ...]  # arm by arm, then by seed
     smoothing: int  # steps of the trailing mean that the figures draw
     control: str | None = None  # the arm without mismatch, if it was run
+    labels: Mapping[str, str] = field(default_factory=dict)  # of arms that the configuration calls otherwise
 
     @property
     def arms(self) -> list[str]:
@@ -44,7 +46,7 @@ class Experiment:
 
     @property
     def looks(self) -> dict[str, ArmStyle]:
-        return styles(self.arms, self.control)
+        return styles(self.arms, self.control, self.labels)
 
     def of(self, arm: str) -> list[Run]:
         return [run for run in self.runs if run.arm == arm]
@@ -56,10 +58,11 @@ def read_experiment(
     seeds: Sequence[int] = (),
     smoothing: int = WINDOW,
     control: str | None = None,
+    labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Experiment:
     """The runs of `arms` and `seeds` below `folder`/runs; without them, of every arm and seed that has a folder there.
 
-    control: the arm of that role (`run.control`), where it is among them.
+    control: the arm of that role (`run.control`), where it is among them.  labels: `arms.<arm>.label`, where set.
 
     Errors: a run that is asked for, or whose folder exists, but which has no metrics.parquet or timing.parquet.
     """
@@ -75,7 +78,7 @@ def read_experiment(
     if not runs:
         raise UserError(f"{runs_folder}: holds no run; expected <arm>/seed<k>/metrics.parquet")
     present = control if any(run.arm == control for run in runs) else None
-    return Experiment(runs[0].experiment, Path(folder), tuple(runs), smoothing, present)
+    return Experiment(runs[0].experiment, Path(folder), tuple(runs), smoothing, present, labels)
 
 
 def _seeds_in(arm_folder: Path) -> list[int]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from score_centering.figures.arms import KNOWN, styles
+from score_centering.figures.arms import styles
 from score_centering.figures.experiment import Experiment, Run
 from score_centering.figures.numerals import percent, scientific
 from score_centering.figures.series import WINDOW, mean_of_measured, trailing_mean
@@ -112,19 +113,19 @@ def summarise(experiment: Experiment) -> pa.Table:
     return pa.Table.from_pylist(rows, SUMMARY).replace_schema_metadata(metadata)
 
 
-def write_summary(table: pa.Table, folder: Path) -> list[Path]:
-    """Writes summary.parquet and summary.md into `folder`."""
+def write_summary(table: pa.Table, folder: Path, labels: Mapping[str, str] = MappingProxyType({})) -> list[Path]:
+    """Writes summary.parquet and summary.md into `folder`; `labels` as for `styles`."""
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     (folder / "summary.parquet").write_bytes(schema.table_bytes(table, metadata))
-    (folder / "summary.md").write_text(markdown(table), encoding="utf-8")
+    (folder / "summary.md").write_text(markdown(table, labels), encoding="utf-8")
     return [folder / "summary.parquet", folder / "summary.md"]
 
 
-def markdown(table: pa.Table) -> str:
+def markdown(table: pa.Table, labels: Mapping[str, str] = MappingProxyType({})) -> str:
     """The summary as a Markdown document: the table, then what each column means."""
     names = table.column_names
-    looks = styles(table["arm"].to_pylist())
+    looks = styles(table["arm"].to_pylist(), labels=labels)
     lines = [
         f"# Summary of experiment {table.schema.metadata[b'experiment'].decode()}",
         "",
@@ -132,7 +133,7 @@ def markdown(table: pa.Table) -> str:
         f"|{'|'.join(':--' if name == 'arm' else '--:' for name in names)}|",
     ]
     lines += [f"| {' | '.join(display(name, row[name]) for name in names)} |" for row in table.to_pylist()]
-    named = ", ".join(f"`{arm}` = {look.label}" for arm, look in looks.items() if arm in KNOWN)
+    named = ", ".join(f"`{arm}` = {look.label}" for arm, look in looks.items() if look.label != arm)
     lines += ["", "–: not measured, or it never happened.", *([f"Arms: {named}."] if named else []), ""]
     lines += [f"- `{name}`{f' ({unit})' if unit not in ('', '1') else ''}: {text}" for name, _, unit, text in COLUMNS]
     return "\n".join(lines) + "\n"

@@ -4,8 +4,9 @@ import argparse
 import json
 from typing import TypeVar
 
+from score_centering.settings.dotted import deep_merge
 from score_centering.settings.errors import UserError
-from score_centering.settings.load import DEFAULT_CONFIG, deep_merge, load_settings, parse, parse_overrides
+from score_centering.settings.load import DEFAULT_CONFIG, load_settings, parse, parse_overrides
 from score_centering.settings.model import Settings
 from score_centering.settings.stages import Stage
 

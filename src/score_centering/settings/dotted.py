@@ -1,7 +1,16 @@
-"""Nested settings by dotted key, and the keys in which several of them differ."""
+"""Nested settings laid over each other, by dotted key, and the keys in which several of them differ."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+def deep_merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `overlay` laid over it: mappings merge key by key, anything else replaces."""
+    merged = dict(base)
+    for key, value in overlay.items():
+        old = merged.get(key)
+        merged[key] = deep_merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def by_dotted_key(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from score_centering.settings.keys import inner_block, is_mapping
 from score_centering.settings.model import Block, Settings
 
 
@@ -28,27 +29,12 @@ def key_table() -> str:
 
 def _keys(block: type[Block], prefix: str) -> Iterator[tuple[str, str]]:
     for name, field in block.model_fields.items():
-        inner = _inner_block(field)
+        inner = inner_block(field)
         if inner is None:
             yield prefix + name, _meaning(field)
         else:
-            placeholder = f".<{name.removesuffix('s')}>" if _is_mapping(field) else ""
+            placeholder = f".<{name.removesuffix('s')}>" if is_mapping(field) else ""
             yield from _keys(inner, f"{prefix}{name}{placeholder}.")
-
-
-def _inner_block(field: FieldInfo) -> type[Block] | None:
-    """The block that a field holds, optional ones and mappings of blocks included."""
-    pending = [field.annotation]
-    while pending:
-        annotation = pending.pop()
-        if isinstance(annotation, type) and issubclass(annotation, Block):
-            return annotation
-        pending.extend(get_args(annotation))
-    return None
-
-
-def _is_mapping(field: FieldInfo) -> bool:
-    return get_origin(field.annotation) is dict
 
 
 def _meaning(field: FieldInfo) -> str:

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from score_centering.settings.dotted import deep_merge
 from score_centering.settings.errors import UserError
+from score_centering.settings.keys import did_you_mean
 from score_centering.settings.model import Block, Settings
 
 DEFAULT_CONFIG = "config/config.yaml"
@@ -43,15 +45,16 @@ def resolve(
     overlays: Sequence[Mapping[str, Any]] = (),
 ) -> Settings:
     """Settings of an already merged configuration; see `load_settings`. `overlays` are laid over the arm's."""
-    config = interpolate(config)
+    given = parse_overrides(overrides)
+    config = interpolate(deep_merge(config, given))
     base = validate(config)
     if smoke:
         config = deep_merge(config, base.smoke.overrides)
     if arm is not None:
         if arm not in base.arms:
             raise UserError(f"unknown arm {arm!r} (defined: {', '.join(sorted(base.arms))})")
-        config = deep_merge(config, base.arms[arm].overrides)
-    for overlay in (*overlays, parse_overrides(overrides)):
+        config = deep_merge(config, base.overrides_of(arm))
+    for overlay in (*overlays, given):
         config = deep_merge(config, overlay)
     return validate(config)
 
@@ -70,7 +73,7 @@ def parse(model: type[B], content: Mapping[str, Any]) -> B:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise UserError("\n".join(_fault(item) for item in error.errors())) from None
+        raise UserError("\n".join(_fault(item, model) for item in error.errors())) from None
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -102,15 +105,6 @@ def _parse_yaml(text: str) -> Any:
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from None
     return content
-
-
-def deep_merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `overlay` laid over it: mappings merge key by key, anything else replaces."""
-    merged = dict(base)
-    for key, value in overlay.items():
-        old = merged.get(key)
-        merged[key] = deep_merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def interpolate(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,6 +157,18 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return parsed
 
 
+def with_dotted_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the `key=value` of its entry `set`, one or a list, laid over it and the entry gone: Snakemake's own
+    `--config` takes no dotted key.
+
+    Raises:
+        UserError: as `parse_overrides`.
+    """
+    plain = {key: value for key, value in config.items() if key != "set"}
+    given = config.get("set") or []
+    return deep_merge(plain, parse_overrides([str(item) for item in ([given] if isinstance(given, str) else given)]))
+
+
 def _number_or_text(text: str) -> float | str:
     """YAML 1.1 reads 1e-3 as text; users mean the number."""
     try:
@@ -171,11 +177,11 @@ def _number_or_text(text: str) -> float | str:
         return text
 
 
-def _fault(item: Mapping[str, Any]) -> str:
+def _fault(item: Mapping[str, Any], model: type[Block]) -> str:
     where = ".".join(str(part) for part in item["loc"]) or "configuration"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        return f"{where}: unknown key"
+        return f"{where}: unknown key{did_you_mean(model, item['loc'])}"
     if item["type"] == "missing":
         return f"{where}: missing"
     if item["type"] == "value_error":

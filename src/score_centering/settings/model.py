@@ -4,12 +4,14 @@ Names below `data`, `algorithm`, `actor_rollout_ref` and `trainer` are verl's; t
 published example's. `workflow/schemas/config.schema.json` is generated from these classes.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from score_centering.precision.registry import CACHES, FORMATS
 from score_centering.precision.registry import Precision as RolloutPrecision
+from score_centering.settings.dotted import deep_merge
 from score_centering.settings.registries import weight_names
 
 Positive = Annotated[int, Field(gt=0)]
@@ -415,6 +417,10 @@ class Runtime(Block):
 
 class Arm(Block):
     description: str = Field(description="one line for tables and the report")
+    label: str | None = Field(
+        default=None, min_length=1, description="its name in figures and tables; null: a published arm's, or the key"
+    )
+    extends: str | None = Field(default=None, description="the arm whose overrides come first")
     overrides: dict[str, Any] = Field(default_factory=dict, description="settings this arm lays over the others")
 
 
@@ -547,6 +553,8 @@ class Settings(Block):
             for arm in getattr(self, where).arms:
                 if arm not in self.arms:
                     raise ValueError(f"{where}.arms: unknown arm {arm!r} (defined: {', '.join(sorted(self.arms))})")
+        for arm in self.arms:
+            _lineage(self.arms, arm)
         if self.run.control is not None and self.run.control not in self.arms:
             defined = ", ".join(sorted(self.arms))
             raise ValueError(f"run.control: unknown arm {self.run.control!r} (defined: {defined})")
@@ -574,6 +582,25 @@ class Settings(Block):
                 f"the {rollouts} rollouts of a step"
             )
         return self
+
+    def overrides_of(self, arm: str) -> dict[str, Any]:
+        """What `arm` lays over the other settings: the overrides of the arm it extends, then its own."""
+        merged: dict[str, Any] = {}
+        for name in reversed(_lineage(self.arms, arm)):
+            merged = deep_merge(merged, self.arms[name].overrides)
+        return merged
+
+
+def _lineage(arms: Mapping[str, Arm], arm: str) -> list[str]:
+    """`arm`, the arm that it extends, and so on."""
+    line = [arm]
+    while (base := arms[line[-1]].extends) is not None:
+        if base not in arms:
+            raise ValueError(f"arms.{line[-1]}.extends: unknown arm {base!r} (defined: {', '.join(sorted(arms))})")
+        if base in line:
+            raise ValueError(f"arms.{arm}.extends: {' → '.join([*line, base])} is a circle")
+        line.append(base)
+    return line
 
 
 def _require_chosen(block: Block, where: str) -> None:

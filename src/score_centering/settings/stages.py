@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from score_centering.precision.registry import FORMATS
 from score_centering.precision.registry import Precision as RolloutPrecision
-from score_centering.settings.load import deep_merge
+from score_centering.settings.dotted import deep_merge
 from score_centering.settings.model import (
     ActorRolloutRef,
     Algorithm,
@@ -142,7 +142,7 @@ def precisions_of_arms(settings: Settings) -> list[RolloutPrecision]:
     rollout = settings.actor_rollout_ref.rollout.model_dump()
     found = []
     for arm in settings.run.arms:
-        overrides = settings.arms[arm].overrides.get("actor_rollout_ref", {}).get("rollout", {})
+        overrides = settings.overrides_of(arm).get("actor_rollout_ref", {}).get("rollout", {})
         found.append(RolloutSettings.model_validate(deep_merge(rollout, overrides)).precision)
     return list(dict.fromkeys(found))
 
@@ -233,6 +233,7 @@ class FiguresStage(Stage):
     seeds: list[int]
     control: str | None
     descriptions: dict[str, str]
+    labels: dict[str, str] = Field(default={}, exclude_if=lambda labels: not labels)
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -243,6 +244,7 @@ class FiguresStage(Stage):
             seeds=settings.run.seeds,
             control=settings.run.control,
             descriptions={arm: settings.arms[arm].description for arm in settings.run.arms},
+            labels={arm: label for arm in settings.run.arms if (label := settings.arms[arm].label) is not None},
         )
 
 

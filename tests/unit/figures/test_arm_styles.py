@@ -48,6 +48,20 @@ def test_text_in_an_arms_colour_is_readable():
     assert readable_on_white("#000000") == "#000000"
 
 
+def test_no_colour_ever_repeats_and_each_is_seen_on_its_ground():
+    looks = styles([*KNOWN, *(f"arm{index:03}" for index in range(200))], "another control")
+    for theme, ground in (("colour", "#ffffff"), ("dark_colour", "#16181c")):
+        colours = [getattr(look, theme) for look in looks.values()]
+        assert len(set(colours)) == len(colours) == 206
+        assert min(contrast(colour, ground) for colour in colours) >= 1.8
+
+
+def test_a_label_takes_the_place_of_a_name():
+    looks = styles(["sc", "mine", "other"], labels={"sc": "Ours", "mine": "My arm"})
+    assert [look.label for look in looks.values()] == ["Ours", "My arm", "other"]
+    assert looks["mine"].colour == styles(["mine", "other"])["mine"].colour
+
+
 def test_order_and_style_do_not_depend_on_company():
     assert in_order(["zeta", "sc_tis", "grpo", "alpha", "grpo_bf16", "grpo"]) == [
         "grpo_bf16", "grpo", "sc_tis", "alpha", "zeta",

@@ -59,6 +59,9 @@ RUN_BY = {
     "snakemake --cores 1 all --config 'run={seeds: [0, 1, 2]}'": (
         "tests/dag/test_reruns.py::test_a_changed_setting_reruns_what_depends_on_it"
     ),
+    "snakemake --cores 1 all --config set=trainer.total_training_steps=5": (
+        "tests/dag/test_command_line.py::test_a_dotted_key_is_one_setting"
+    ),
     "snakemake --unlock": KILLED,
     "snakemake --report": "tests/dag/test_documented_commands.py::test_snakemake_report_has_every_figure",
     "snakemake --report report.zip": "tests/dag/test_documented_commands.py::test_snakemake_report_has_every_figure",

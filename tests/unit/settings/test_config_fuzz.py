@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from score_centering.settings import STAGES, UserError, load_settings, resolve, stage_json
+from score_centering.settings.dotted import deep_merge
 from score_centering.settings.json_schema import json_schema
-from score_centering.settings.load import deep_merge, read_yaml
+from score_centering.settings.load import read_yaml
 
 ROOT = Path(__file__).parents[3]
 DEFAULT = ROOT / "config/config.yaml"

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from score_centering.settings import UserError, load_settings, stage_json
-from score_centering.settings.load import deep_merge, parse, read_yaml, resolve
+from score_centering.settings.dotted import deep_merge
+from score_centering.settings.load import parse, read_yaml, resolve
 from score_centering.settings.stages import TrainStage
 from score_centering.settings.studies import STUDIES, cell_stage, cells
 
