@@ -4,7 +4,7 @@ Axis letters: N rows (tokens), I input features, O output features, G groups of 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +149,16 @@ def check_matrices(weights: Mapping[str, Tensor]) -> None:
             raise ValueError(
                 f"{layer}.weight is {weight.dtype} {tuple(weight.shape)}, must be a bfloat16 matrix (out, in)"
             )
+
+
+def on_cuda(weights: Mapping[str, Tensor]) -> bool:
+    """Whether the weights, which lie on one device, lie on a CUDA device."""
+    return any(weight.is_cuda for weight in weights.values())
+
+
+def name_parts(used: Format, layers: Iterable[str], made: Iterable[Sequence[Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """The stored tensors of each layer under the names of `used.parts`."""
+    return {layer: dict(zip(used.parts, parts, strict=True)) for layer, parts in zip(layers, made, strict=True)}
 
 
 def check_groups(format_name: str, size: int, n_in: int) -> None:

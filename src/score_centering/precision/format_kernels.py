@@ -5,9 +5,6 @@ CPU path rests on IEEE division (`div_rn`), no fused multiply-add (`enable_fp_fu
 order.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -15,10 +12,6 @@ from torch import Tensor
 
 # Adding and subtracting 1.5 · 2**23 rounds a float32 below 2**22 half to even.
 _ROUND = tl.constexpr(12582912.0)
-
-# From this scale up, bf16(w · (1 / scale)) equals bf16(w / scale) for all bfloat16 w and scale with |w / scale| < 256:
-# a quotient of two 8-bit significands is never nearer than 2**-17 to where bfloat16 rounding changes.
-_RECIPROCAL_SAFE = tl.constexpr(2.0**-100)
 
 
 @triton.jit
@@ -96,58 +89,6 @@ def scale_outputs(total: Tensor, x_scale: Tensor, weight_scale: Tensor) -> Tenso
             enable_fp_fusion=False,
         )
     return out
-
-
-@triton.jit
-def _quantise_weights_kernel(weights_ptr, codes_ptr, scale_ptr, n_out, n_in, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    out_row = tl.program_id(1).to(tl.int64) * n_out + row
-    weight_ptr = tl.multiple_of(tl.load(weights_ptr + tl.program_id(1)).to(tl.pointer_type(tl.bfloat16)), 16)
-    offsets = tl.arange(0, BLOCK)
-    mask = offsets < n_in
-    weight = tl.load(weight_ptr + row.to(tl.int64) * n_in + offsets, mask=mask, other=0.0).to(tl.float32)
-    scale = tl.div_rn(tl.max(tl.abs(weight), axis=0), 127.5).to(tl.bfloat16)
-    scale = tl.where(scale == 0.0, 0.0078125, scale.to(tl.float32))
-    scaled = weight * tl.div_rn(1.0, scale) if scale >= _RECIPROCAL_SAFE else tl.div_rn(weight, scale)
-    scaled = tl.minimum(tl.maximum(scaled.to(tl.bfloat16).to(tl.float32), -128.0), 127.0)
-    codes = (scaled + _ROUND) - _ROUND
-    tl.store(codes_ptr + out_row * n_in + offsets, codes.to(tl.int8), mask=mask)
-    tl.store(scale_ptr + out_row, tl.where(_has_nan(weight, 0), float("nan"), scale).to(tl.bfloat16))
-
-
-def _aligned(weight: Tensor) -> Tensor:
-    """The kernel reads 16 bytes at once; a view into a flat buffer may start anywhere."""
-    weight = weight.contiguous()
-    return weight if weight.data_ptr() % 16 == 0 else weight.clone()
-
-
-def quantise_weights(weights: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """`int8.quantise_weight` of each weight (O, I) bfloat16; one launch for all weights of one shape."""
-    weights = [_aligned(weight) for weight in weights]
-    by_shape: dict[torch.Size, list[int]] = defaultdict(list)
-    for index, weight in enumerate(weights):
-        by_shape[weight.shape].append(index)
-    order = [index for indices in by_shape.values() for index in indices]
-    device = weights[0].device
-    pointers = torch.tensor([weights[index].data_ptr() for index in order], dtype=torch.int64).to(device)
-    result: dict[int, tuple[Tensor, Tensor]] = {}
-    with torch.cuda.device_of(weights[0]):
-        for (n_out, n_in), indices in by_shape.items():
-            codes = torch.empty(len(indices), n_out, n_in, dtype=torch.int8, device=device)
-            scale = torch.empty(len(indices), n_out, 1, dtype=torch.bfloat16, device=device)
-            block = triton.next_power_of_2(n_in)
-            _quantise_weights_kernel[(n_out, len(indices))](
-                pointers[len(result) :],
-                codes,
-                scale,
-                n_out,
-                n_in,
-                BLOCK=block,
-                num_warps=min(8, max(1, block // 1024)),
-                enable_fp_fusion=False,
-            )
-            result.update(zip(indices, zip(codes.unbind(), scale.unbind(), strict=True), strict=True))
-    return [result[index] for index in range(len(weights))]
 
 
 @triton.jit

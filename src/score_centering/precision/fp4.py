@@ -9,7 +9,16 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from score_centering.precision.format import Format, Kind, Stored, check_groups, check_matrices, product
+from score_centering.precision.format import (
+    Format,
+    Kind,
+    Stored,
+    check_groups,
+    check_matrices,
+    name_parts,
+    on_cuda,
+    product,
+)
 from score_centering.precision.fp8 import E4M3, LARGEST
 
 GROUP = 16
@@ -37,12 +46,22 @@ def groups_of(layers: Iterable[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def matrix_scale(weights: Iterable[Tensor]) -> Tensor:
-    """(1,) float32: 448 · 6 / absmax over all weights, as compressed-tensors rounds it in BF16; 1 where that is no
-    finite number."""
-    absmax = torch.stack([weight.abs().amax() for weight in weights]).amax()
+def matrix_scale(absmax: Tensor) -> Tensor:
+    """The scale of matrices by the largest magnitude in each, absmax (L,) bfloat16: (L,) float32.
+
+    448 · 6 / absmax as compressed-tensors rounds it in BF16; 1 where that is no finite number.
+    """
     absmax = absmax.clamp(min=torch.finfo(absmax.dtype).tiny)
-    return (LARGEST * LARGEST_CODE / absmax).nan_to_num(1.0, 1.0, 1.0).float().reshape(1)
+    return (LARGEST * LARGEST_CODE / absmax).nan_to_num(1.0, 1.0, 1.0).float()
+
+
+def shared_absmax(layers: Iterable[str], absmax: Tensor) -> Tensor:
+    """absmax (L,) of `layers`, each entry the largest of the layers that share a scale; a NaN is the largest."""
+    place = {layer: group for group, names in enumerate(groups_of(layers)) for layer in names}
+    groups = torch.tensor([place[layer] for layer in layers]).to(absmax.device)
+    bits = absmax.view(torch.int16).int()
+    largest = torch.zeros_like(bits).scatter_reduce_(0, groups, bits, "amax")
+    return largest[groups].to(torch.int16).view(torch.bfloat16)
 
 
 def round_to_e2m1(x: Tensor) -> Tensor:
@@ -116,23 +135,25 @@ class NvFp4(Format):
 
     def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         check_matrices(weights)
-        result: dict[str, dict[str, Tensor]] = {}
-        for layers in groups_of(weights):
-            whole = matrix_scale(weights[layer] for layer in layers)
-            for layer in layers:
-                check_groups(f"{layer} in {self.name}", GROUP, weights[layer].shape[1])
-                numbers, scale = quantise_weight(weights[layer], whole)
-                result[layer] = {
-                    "weight_packed": pack(numbers),
-                    "weight_scale": scale,
-                    "weight_global_scale": whole.clone(),
-                }
-        return {layer: result[layer] for layer in weights}
+        for layer, weight in weights.items():
+            check_groups(f"{layer} in {self.name}", GROUP, weight.shape[1])
+        matrices = list(weights.values())
+        if on_cuda(weights):
+            from score_centering.precision import weight_kernels
+
+            whole = matrix_scale(shared_absmax(weights, weight_kernels.absmax(matrices)))
+            made = weight_kernels.float_groups(self, matrices, whole, GROUP)
+        else:
+            largest = torch.stack([weight.abs().amax() for weight in matrices])
+            whole = matrix_scale(shared_absmax(weights, largest))
+            pairs = [quantise_weight(weight, each) for weight, each in zip(matrices, whole.split(1), strict=True)]
+            made = [(pack(numbers), scale) for numbers, scale in pairs]
+        return name_parts(self, weights, [(*pair, each) for pair, each in zip(made, whole.split(1), strict=True)])
 
     def witness(self, stored: Stored) -> Tensor:
         """A NaN weight makes its group's scale NaN, an infinite one the matrix scale 0."""
-        whole = stored["weight_global_scale"]
-        return torch.cat((stored["weight_scale"].float().flatten(), 1 / whole))
+        largest = stored["weight_scale"].view(torch.uint8).amax().reshape(1)  # scales are positive, NaN is 0x7F or 0xFF
+        return torch.where(largest >= 0x7F, torch.inf, 1 / stored["weight_global_scale"])
 
     def hold(self, stored: Stored) -> tuple[Tensor, Tensor]:
         packed, scale = stored["weight_packed"], stored["weight_scale"].to(torch.bfloat16)

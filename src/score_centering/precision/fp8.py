@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from score_centering.precision.format import Format, Kind, Stored, check_matrices, product
+from score_centering.precision.format import Format, Kind, Stored, check_matrices, name_parts, on_cuda, product
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -61,8 +61,13 @@ class Fp8(Format):
 
     def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         check_matrices(weights)
-        made = {layer: quantise_weight(weight) for layer, weight in weights.items()}
-        return {layer: {"weight": codes, "weight_scale": scale} for layer, (codes, scale) in made.items()}
+        if on_cuda(weights):
+            from score_centering.precision import weight_kernels
+
+            made = weight_kernels.by_channel(self, list(weights.values()), "e4m3", LARGEST)
+        else:
+            made = [quantise_weight(weight) for weight in weights.values()]
+        return name_parts(self, weights, made)
 
     def hold(self, stored: Stored) -> tuple[Tensor, Tensor]:
         return stored["weight"].to(torch.bfloat16), stored["weight_scale"].float()

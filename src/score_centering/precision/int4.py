@@ -9,7 +9,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from score_centering.precision.format import Format, Kind, Stored, check_groups, check_matrices, rounded_product
+from score_centering.precision.format import (
+    Format,
+    Kind,
+    Stored,
+    check_groups,
+    check_matrices,
+    name_parts,
+    on_cuda,
+    rounded_product,
+)  # fmt: skip
 
 CODES_A_WORD = 8
 _OFFSET = 8  # codes are stored as code + 8
@@ -66,14 +75,23 @@ class Int4(Format):
 
     def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         check_matrices(weights)
-        result = {}
         for layer, weight in weights.items():
-            n_in = weight.shape[1]
-            check_groups(f"{layer} in {self.name}", self.group_size or n_in, n_in)
-            codes, scale = quantise_weight(weight, self.group_size or n_in)
-            shape = torch.tensor(weight.shape, device=weight.device)
-            result[layer] = {"weight_packed": pack(codes), "weight_scale": scale, "weight_shape": shape}
-        return result
+            check_groups(f"{layer} in {self.name}", self.group_size or weight.shape[1], weight.shape[1])
+        if on_cuda(weights):
+            made = self._quantise_on_cuda(list(weights.values()))
+        else:
+            pairs = [quantise_weight(weight, self.group_size or weight.shape[1]) for weight in weights.values()]
+            made = [(pack(codes), scale) for codes, scale in pairs]
+        shapes = torch.tensor([weight.shape for weight in weights.values()])
+        shapes = shapes.to(next(iter(weights.values())).device)
+        return name_parts(self, weights, [(*pair, shape) for pair, shape in zip(made, shapes.unbind(), strict=True)])
+
+    def _quantise_on_cuda(self, weights: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        from score_centering.precision import weight_kernels
+
+        if self.group_size is None:
+            return weight_kernels.by_channel(self, weights, "int4", 7.5)
+        return weight_kernels.integer_groups(self, weights, self.group_size)
 
     def hold(self, stored: Stored) -> tuple[Tensor, None]:
         codes, scale = self._codes(stored)

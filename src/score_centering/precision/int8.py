@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from score_centering.precision.format import Format, Kind, Stored, check_matrices
+from score_centering.precision.format import Format, Kind, Stored, check_matrices, name_parts
 
 # A sum of 1024 products of INT8 codes stays below 127 * 128 * 1024 < 2**24, so FP32 adds them without rounding.
 EXACT_BLOCK = 1024
@@ -60,9 +60,9 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 def quantise_weights(weights: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """`quantise_weight` of each weight; all lie on one device."""
     if weights and weights[0].is_cuda:
-        from score_centering.precision import format_kernels
+        from score_centering.precision import weight_kernels
 
-        return format_kernels.quantise_weights(weights)
+        return weight_kernels.by_channel(FORMAT, weights, "int8", 127.5)
     return [_quantise_weight_cpu(weight) for weight in weights]
 
 
@@ -168,8 +168,7 @@ class Int8(Format):
 
     def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         check_matrices(weights)
-        made = zip(weights, quantise_weights(list(weights.values())), strict=True)
-        return {layer: {"weight": codes, "weight_scale": scale} for layer, (codes, scale) in made}
+        return name_parts(self, weights, quantise_weights(list(weights.values())))
 
     def hold(self, stored: Stored) -> tuple[Tensor, Tensor]:
         return stored["weight"], stored["weight_scale"].float()

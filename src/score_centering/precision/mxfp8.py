@@ -9,7 +9,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from score_centering.precision.format import Format, Kind, Stored, check_groups, check_matrices, rounded_product
+from score_centering.precision.format import (
+    Format,
+    Kind,
+    Stored,
+    check_groups,
+    check_matrices,
+    name_parts,
+    on_cuda,
+    rounded_product,
+)  # fmt: skip
 from score_centering.precision.fp8 import E4M3, LARGEST
 
 GROUP = 32
@@ -70,17 +79,20 @@ class MxFp8(Format):
 
     def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         check_matrices(weights)
-        result = {}
         for layer, weight in weights.items():
             check_groups(f"{layer} in {self.name}", GROUP, weight.shape[1])
-            codes, exponent = quantise(weight)
-            result[layer] = {"weight": codes, "weight_scale": exponent}
-        return result
+        if on_cuda(weights):
+            from score_centering.precision import weight_kernels
+
+            made = weight_kernels.power_of_two_groups(self, list(weights.values()), GROUP)
+        else:
+            made = [quantise(weight) for weight in weights.values()]
+        return name_parts(self, weights, made)
 
     def witness(self, stored: Stored) -> Tensor:
         """The exponent of a group with a NaN or infinite weight is above that of any finite one."""
-        exponent = stored["weight_scale"]
-        return torch.where(exponent > 254 - _LARGEST_EXPONENT, torch.inf, exponent.float())
+        largest = stored["weight_scale"].amax()
+        return torch.where(largest > 254 - _LARGEST_EXPONENT, torch.inf, largest.float())
 
     def hold(self, stored: Stored) -> tuple[Tensor, None]:
         return decode(stored["weight"], stored["weight_scale"]), None

@@ -203,7 +203,7 @@ def test_int4_by_hand():
 def test_nvfp4_by_hand():
     weight = torch.zeros(1, 16, dtype=torch.bfloat16)
     weight[0, :6] = torch.tensor([6.0, -1.25, 1.75, 0.25, -0.2, 5.0])
-    whole = fp4.matrix_scale([weight])
+    whole = fp4.matrix_scale(weight.abs().amax(dim=1))
     assert whole.tolist() == [448.0]  # 448 · 6 / 6
     numbers, scale = fp4.quantise_weight(weight, whole)
     assert scale.float().tolist() == [[448.0]]  # so that scale / whole is 1

@@ -70,23 +70,6 @@ def load_kernels(wheel: Path, cuda: bool) -> SimpleNamespace:
     return SimpleNamespace(int4=int4, scaled_mm=scaled_mm)
 
 
-def mend_interpreter() -> None:
-    """Let the interpreter's casts between FP32 and BF16 do what the hardware does."""
-    from triton.runtime import interpreter
-
-    original = interpreter._convert_float
-
-    def convert(values: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: object) -> np.ndarray:
-        if source == tl.float32 and target == tl.bfloat16:
-            rounded = torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16)
-            return rounded.view(torch.int16).numpy().view(np.uint16)
-        if source == tl.bfloat16 and target == tl.float32:
-            return (np.ascontiguousarray(values).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        return original(values, source, target, rounding)
-
-    interpreter._convert_float = convert
-
-
 def activations(rows: int, columns: int, device: str, seed: int) -> Tensor:
     """Rows of heavy-tailed BF16 values of many magnitudes, with a zero and a constant row."""
     generator = torch.Generator().manual_seed(seed)
@@ -228,7 +211,9 @@ def main() -> None:
     parser.add_argument("--extension", type=Path, help="vLLM's compiled kernels, for the activation quantiser (CUDA)")
     arguments = parser.parse_args()
     if INTERPRETED:
-        mend_interpreter()
+        import triton_interpreter
+
+        triton_interpreter.mend()
     kernels = load_kernels(arguments.wheel, arguments.device == "cuda")
     figures: dict[str, object] = {}
     for compare in (compare_rotation, compare_cache, compare_attention, compare_linear):
