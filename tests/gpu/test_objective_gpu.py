@@ -172,7 +172,7 @@ def test_the_loss_waits_for_nothing_and_holds_one_chunk():
             **{
                 f.name: getattr(batch, f.name).repeat_interleave(16, 0)
                 for f in fields(batch)
-                if f.name != "old_logprobs"
+                if getattr(batch, f.name) is not None
             }
         )
     )

@@ -89,7 +89,16 @@ RUN_BY = {
         "tests/unit/diagnosis/test_labelled_runs.py::test_the_half_that_the_rules_were_made_on"
     ),
     "python docs/results/collapse/draw.py": ("tests/unit/figures/test_collapse_results.py::test_the_figures_are_drawn"),
+    "python docs/results/collapse/confirm.py": (
+        "tests/unit/figures/test_collapse_results.py::test_the_confirmation_is_drawn"
+    ),
+    "python docs/results/collapse/second.py explore": (
+        "tests/unit/figures/test_collapse_results.py::test_the_second_list"
+    ),
     "snakemake --cores 2 all --configfile config/collapse.yaml config/collapse_laptop.yaml": LONG,
+    "snakemake -n stale --configfile config/collapse.yaml config/collapse_stale.yaml": (
+        "tests/unit/figures/test_collapse_results.py::test_the_list_of_stale_runs_is_the_workflow_s"
+    ),
     "python docs/results/scan/draw.py": "tests/unit/figures/test_scan.py::test_the_figures_of_the_search_are_drawn",
     "python workflow/scripts/train.py --baseline sc --smoke trainer.name=verl": (
         VERL + "test_sc_killed_and_resumed_has_the_metrics_of_the_local_trainer"
