@@ -136,6 +136,7 @@ RUN_BY = {
     "pytest tests/workflow/test_resume.py": SUITE,
     "pytest tests/gpu/test_two_gpus_gpu.py": GPU,
     "python benchmarks/capture.py": GPU,
+    "python benchmarks/formats.py --device cuda": GPU,
     "SC_FORMATS_ENGINE=vllm python benchmarks/formats.py --device cuda": GPU,
     "python benchmarks/dataset.py": LONG,
     "python benchmarks/reward.py": LONG,
