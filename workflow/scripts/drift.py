@@ -39,7 +39,7 @@ def main() -> None:
     inputs = Inputs(
         train=read_split(arguments.dataset_manifest, "train")[: stage.drift.steps * stage.drift.train_batch_size],
         validation=read_split(arguments.dataset_manifest, "test"),
-        model_folder=verified_folder(arguments.model_manifest),
+        model_folder=verified_folder(arguments.model_manifest, stage.train.actor_rollout_ref.rollout.name),
         quantised_config=arguments.quantised_config,
     )
     vocab_size = AutoConfig.from_pretrained(inputs.model_folder, local_files_only=True).vocab_size

@@ -107,7 +107,7 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     inputs = Inputs(
         train=_problems(arguments, arguments.train_file) if arguments.train_file else read_split(dataset, "train"),
         validation=_problems(arguments, arguments.val_file) if arguments.val_file else read_split(dataset, "test"),
-        model_folder=verified_folder(model),
+        model_folder=verified_folder(model, stage.actor_rollout_ref.rollout.name),
         quantised_config=quantised and (arguments.quantised_config or quantised),
     )
     given = {"train_file": arguments.train_file, "val_file": arguments.val_file}

@@ -8,6 +8,7 @@ from typing import Any
 from score_centering.runs.files import write_file
 from score_centering.settings import UserError
 from score_centering.settings.inputs import read_manifest, sha256_file
+from score_centering.settings.preflight import require_architecture
 
 SCHEMA_VERSION = 1
 
@@ -49,14 +50,18 @@ def read_model_manifest(path: Path) -> ModelManifest:
     return read_manifest(path, ModelManifest, SCHEMA_VERSION, "model")
 
 
-def verified_folder(path: Path) -> Path:
+def verified_folder(path: Path, engine: str | None = None) -> Path:
     """The folder of the weights that the manifest at `path` names, once every file has the recorded sha256.
 
+    engine: `local` or `vllm`, where rollouts will be computed with them.
+
     Raises:
-        UserError: a file is missing or differs; the line names it.
+        UserError: the engine does not compute such a model; a file is missing or differs; the line names it.
     """
     manifest = read_model_manifest(path)
     folder = path.parent / manifest.path
+    if engine is not None:
+        require_architecture(folder, engine)
     for name, recorded in manifest.files.items():
         file = folder / name
         if not file.is_file():

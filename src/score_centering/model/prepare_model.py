@@ -24,7 +24,7 @@ from score_centering.rollout import Sampling
 from score_centering.rollout.make_engine import EngineOptions, make_engine
 from score_centering.settings import UserError
 from score_centering.settings.inputs import sha256_file
-from score_centering.settings.preflight import require_device
+from score_centering.settings.preflight import require_architecture, require_device
 from score_centering.settings.stages import ModelStage
 
 Report = Callable[[int, float, float], None]
@@ -54,6 +54,8 @@ def prepare_model(stage: ModelStage, dataset_manifest: Path, output_dir: Path, r
         return _manifest(stage, source, referenced, str(referenced), None, [], None)
 
     require_device(stage.runtime.device)
+    if referenced is not None:
+        require_architecture(referenced, "local")  # a warm start samples through it
     torch.set_num_threads(stage.runtime.threads)
     problems = read_split(dataset_manifest, "train")
     model, tokenizer = _load(stage, problems, referenced)

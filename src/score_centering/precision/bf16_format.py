@@ -14,7 +14,6 @@ class Bf16(Format):
     name, compressor, parts = "bf16", "dense", ("weight",)
     scheme: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({})
     weight_error = (0.0, 0.0)
-    min_capability = 75
 
     def stored(self, n_out: int, n_in: int) -> dict[str, Kind]:
         return {"weight": Kind((n_out, n_in), torch.bfloat16)}

@@ -40,7 +40,6 @@ class Format(ABC):
     scheme: what compressed-tensors' configuration of the format says of `weights` and of `input_activations` (None
         where activations stay BF16).
     weight_error: the range in which the relative error of a layer's weights lies that are no special case.
-    min_capability: the oldest CUDA device that vLLM 0.25.0 has a kernel for, as 10 · major + minor.
     has_scale: whether `hold` gives a scale.
     whole_scale: whether a scale belongs to a whole layer; vLLM keeps one of the layers that it joins.
     linear_backend: vLLM 0.25.0's argument of this name, unless a user sets one.
@@ -51,7 +50,6 @@ class Format(ABC):
     compressor: str
     scheme: Mapping[str, Mapping[str, Any] | None]
     weight_error: tuple[float, float]
-    min_capability: int
     has_scale: bool = False
     whole_scale: bool = False
     linear_backend: str = "auto"

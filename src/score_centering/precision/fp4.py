@@ -118,7 +118,6 @@ class NvFp4(Format):
     parts = ("weight_packed", "weight_scale", "weight_global_scale")
     scheme = SCHEME
     weight_error = (0.07, 0.12)
-    min_capability = 75
     has_scale = True
     whole_scale = True
 

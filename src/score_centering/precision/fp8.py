@@ -53,7 +53,6 @@ class Fp8(Format):
     name, compressor, parts = "fp8", "float-quantized", ("weight", "weight_scale")
     scheme = SCHEME
     weight_error = (0.02, 0.035)
-    min_capability = 89
     has_scale = True
 
     def stored(self, n_out: int, n_in: int) -> dict[str, Kind]:

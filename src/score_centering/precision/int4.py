@@ -55,7 +55,6 @@ class Int4(Format):
     """group_size: input features that share a scale; None: all of an output channel."""
 
     compressor, parts = "pack-quantized", ("weight_packed", "weight_scale", "weight_shape")
-    min_capability = 75
 
     def __init__(self, name: str, group_size: int | None, weight_error: tuple[float, float]) -> None:
         self.name, self.group_size, self.weight_error = name, group_size, weight_error

@@ -159,7 +159,6 @@ class Int8(Format):
     name, compressor, parts = "int8", "int-quantized", ("weight", "weight_scale")
     scheme = SCHEME
     weight_error = (0.004, 0.02)
-    min_capability = 75
     has_scale = True
     linear_backend = "triton"
 

@@ -71,7 +71,6 @@ class MxFp8(Format):
     name, compressor, parts = "mxfp8", "mxfp8-quantized", ("weight", "weight_scale")
     scheme = SCHEME
     weight_error = (0.02, 0.035)
-    min_capability = 100
 
     def stored(self, n_out: int, n_in: int) -> dict[str, Kind]:
         check_groups(self.name, GROUP, n_in)

@@ -20,23 +20,25 @@ class Entry:
     place: module of this package and name of the object in it.
     folder: below `model/`, of the checkpoint that an experiment prepares; empty where none is needed.
     suffix: of a precision's name.
+    min_capability: the oldest CUDA device that vLLM 0.25.0 has a kernel for, as 10 · major + minor.
     """
 
     label: str
     place: str
     folder: str = ""
     suffix: str = ""
+    min_capability: int = 75
 
 
 BF16 = "bf16"
 UNQUANTISED = Entry("BF16", "bf16_format:FORMAT")
 FORMATS = {
     "int8": Entry("INT8", "int8:FORMAT", "w8a8"),
-    "fp8": Entry("FP8", "fp8:FORMAT", "fp8_dynamic"),
+    "fp8": Entry("FP8", "fp8:FORMAT", "fp8_dynamic", min_capability=89),
     "int4": Entry("INT4", "int4:GROUPS", "w4a16"),
     "int4_channel": Entry("INT4 per channel", "int4:CHANNELS", "w4a16_channel"),
     "nvfp4": Entry("NVFP4", "fp4:WEIGHTS", "nvfp4a16"),
-    "mxfp8": Entry("MXFP8", "mxfp8:FORMAT", "mxfp8"),
+    "mxfp8": Entry("MXFP8", "mxfp8:FORMAT", "mxfp8", min_capability=100),
 }
 """Of linear layers, by `actor_rollout_ref.rollout.quantization`; null there is BF16."""
 

@@ -15,6 +15,7 @@ from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.rollout.vllm import VllmEngine, linear_head_size
 from score_centering.settings import UserError
 from score_centering.settings.inputs import read_json
+from score_centering.settings.preflight import require_kernel
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,4 @@ def check_kernel(quantization: str | None, device: str, linear_attention: bool) 
             "linear attention and keeps one of their two scales, so it would decode the other wrongly; use the local "
             "engine"
         )
-    major, minor = torch.cuda.get_device_capability()
-    needed = format_of(quantization).min_capability
-    if 10 * major + minor < needed:
-        gpu = f"{torch.cuda.get_device_name()} (compute capability {major}.{minor})"
-        raise UserError(
-            f"actor_rollout_ref.rollout.quantization = {quantization!r}: vLLM has no kernel for it on {gpu}, it needs "
-            f"{needed // 10}.{needed % 10}"
-        )
+    require_kernel(quantization, torch.cuda.get_device_capability())

@@ -6,10 +6,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from score_centering.precision.registry import FORMATS
 from score_centering.settings.errors import UserError
 from score_centering.settings.inputs import read_json
 from score_centering.settings.model import Settings
 from score_centering.settings.registries import model_types
+
+_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, …_MINOR
 
 
 def check_workflow(settings: Settings) -> None:
@@ -39,7 +42,8 @@ def check_machine(settings: Settings) -> None:
     """Refuse what this machine lacks.
 
     Raises:
-        UserError: one line that names the key: no CUDA device, verl or vLLM not installed.
+        UserError: one line that names the key: no CUDA device, verl or vLLM not installed, no kernel for the rollouts'
+            number format.
     """
     for key, value, package in (
         ("trainer.name", settings.trainer.name, "verl"),
@@ -50,6 +54,35 @@ def check_machine(settings: Settings) -> None:
                 f"{key} = {value!r}: {package} is not installed here (docs/full-scale.md; local is built in)"
             )
     require_device(settings.runtime.device)
+    rollout = settings.actor_rollout_ref.rollout
+    if rollout.name == "vllm" and settings.runtime.device == "cuda" and rollout.quantization is not None:
+        require_kernel(rollout.quantization, cuda_capability())
+
+
+def require_kernel(quantization: str, capability: tuple[int, int]) -> None:
+    """Refuse a number format that vLLM has no kernel for on a GPU of this compute capability.
+
+    Raises:
+        UserError: one line that names the format, the GPU and what the format needs.
+    """
+    needed = FORMATS[quantization].min_capability
+    if 10 * capability[0] + capability[1] < needed:
+        raise UserError(
+            f"actor_rollout_ref.rollout.quantization = {quantization!r}: vLLM has no kernel for it on a GPU of compute "
+            f"capability {capability[0]}.{capability[1]}, it needs {needed // 10}.{needed % 10}"
+        )
+
+
+def require_architecture(folder: Path, engine: str) -> None:
+    """Refuse a model in `folder` that the rollout engine of this name does not compute.
+
+    Raises:
+        UserError: one line with the list; or there is no config.json.
+    """
+    config = read_json(folder / "config.json")
+    model_type = str(config.get("text_config", config).get("model_type"))
+    if engine == "local" and model_type not in model_types():
+        raise UserError(f"{folder}: model_type {model_type!r}: the local engine computes {', '.join(model_types())}")
 
 
 def require_device(device: str) -> None:
@@ -72,6 +105,19 @@ def cuda_devices() -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+def cuda_capability() -> tuple[int, int]:
+    """Compute capability (major, minor) of the first GPU that the driver shows to this process; there has to be one."""
+    driver, device, value = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+    driver.cuInit(0)
+    driver.cuDeviceGet(ctypes.byref(device), 0)
+    found = []
+    for attribute in _CAPABILITY:
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) != 0:
+            raise UserError("runtime.device = 'cuda': the driver does not tell the GPU's compute capability")
+        found.append(value.value)
+    return found[0], found[1]
 
 
 def _check_type(settings: Settings, model_type: str, key: str) -> None:

@@ -82,7 +82,7 @@ def read_subject(
     require_device(stage.runtime.device)
     torch.set_num_threads(stage.runtime.threads)
     device = stage.runtime.device
-    folder = verified_folder(model_manifest)
+    folder = verified_folder(model_manifest, stage.engine)
     configs = {identify(read_json(path), str(path)).name: path for path in quantised_configs}
     for used in used_precisions(stage):
         if used.quantization is not None and used.quantization not in configs:

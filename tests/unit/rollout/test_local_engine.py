@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     PreTrainedConfig,
+    Qwen2Config,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
@@ -64,6 +65,9 @@ LLAMA = LlamaConfig(
 QWEN3 = Qwen3Config(
     **{key: LLAMA.to_dict()[key] for key in LLAMA.to_diff_dict() if key != "model_type"} | {"head_dim": 32}
 )
+QWEN2 = Qwen2Config(
+    **{key: LLAMA.to_dict()[key] for key in LLAMA.to_diff_dict() if key not in ("model_type", "head_dim")}
+)
 W8A8 = {"quantization_config": INT8.quantization_config(["Linear"], ["lm_head", "re:.*in_proj_[ab]$"])}
 SAMPLING = Sampling(temperature=1.0, max_tokens=12, greedy=False, stop_token_ids=tuple(range(20)))
 GREEDY = Sampling(temperature=1.0, max_tokens=12, greedy=True, stop_token_ids=(3,))
@@ -74,13 +78,17 @@ BF16 = {"quantised_config": None, "kv_cache": "auto"}
 
 @functools.cache
 def reference(model_type: str) -> torch.nn.Module:
-    config = {"llama": LLAMA, "qwen3": QWEN3, "qwen3_5_text": QWEN, "qwen3_5_moe_text": MOE}[model_type]
+    config = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "qwen3_5_text": QWEN, "qwen3_5_moe_text": MOE}[model_type]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     if config is QWEN3:  # each head's norms differ from 1 and from each other
         for name, parameter in model.named_parameters():
             if name.endswith(("q_norm.weight", "k_norm.weight")):
                 torch.nn.init.normal_(parameter, 1.0, 0.3)
+    if config is QWEN2:  # transformers starts biases at 0
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):
+                torch.nn.init.normal_(parameter, 0.0, 0.5)
     return model
 
 
@@ -107,8 +115,8 @@ def assert_same(first: Sequence[Rollout], second: Sequence[Rollout]) -> None:
 
 @pytest.mark.parametrize(
     ("config", "mode"),
-    [(QWEN, LOW), (QWEN, BF16), (LLAMA, LOW), (LLAMA, BF16), (QWEN3, LOW), (MOE, LOW)],
-    ids=["qwen3.5-low", "qwen3.5-bf16", "llama-low", "llama-bf16", "qwen3-low", "mixture-low"],
+    [(QWEN, LOW), (QWEN, BF16), (LLAMA, LOW), (LLAMA, BF16), (QWEN3, LOW), (QWEN2, LOW), (MOE, LOW)],
+    ids=["qwen3.5-low", "qwen3.5-bf16", "llama-low", "llama-bf16", "qwen3-low", "qwen2-low", "mixture-low"],
 )
 def test_a_rollout_does_not_depend_on_what_shares_its_batch(config, mode):
     engine = make(config, mode)
@@ -132,7 +140,9 @@ def test_a_seed_gives_every_rollout_its_own_stream():
     assert len({tuple(r.token_ids.tolist()) for r in first + other}) == 8
 
 
-@pytest.mark.parametrize("config", [QWEN, MOE, LLAMA, QWEN3], ids=["qwen3.5", "qwen3.5-moe", "llama", "qwen3"])
+@pytest.mark.parametrize(
+    "config", [QWEN, MOE, LLAMA, QWEN2, QWEN3], ids=["qwen3.5", "qwen3.5-moe", "llama", "qwen2", "qwen3"]
+)
 def test_log_probs_are_those_of_transformers(config):
     """The engine errs as transformers' own BF16 forward does against FP32; a wrong position or mask errs by nats."""
     rollouts = make(config, BF16).generate(PROMPTS, 1, SAMPLING, seed=3, top_logprobs=300)
@@ -290,6 +300,8 @@ def test_engines_that_are_refused():
     mixed = Qwen3Config(**{**QWEN3.to_dict(), "layer_types": ["sliding_attention", "full_attention"]})
     with pytest.raises(UserError, match="layer type 'sliding_attention', allowed are full_attention"):
         LocalEngine(mixed, **BF16, **size)
+    with pytest.raises(UserError, match="attention_bias is True"):
+        LocalEngine(LlamaConfig(**{**LLAMA.to_dict(), "attention_bias": True}), **BF16, **size)
     with pytest.raises(UserError, match="mlp_bias is True"):
         LocalEngine(LlamaConfig(**{**LLAMA.to_dict(), "mlp_bias": True}), **BF16, **size)
     with pytest.raises(ValueError, match="powers of two"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from score_centering.model.model_manifest import ModelManifest, verified_folder
 from score_centering.objectives.weights import WEIGHTS
 from score_centering.rollout.local.architecture import FAMILIES
 from score_centering.settings import UserError, cli, load_settings, preflight
@@ -87,6 +88,37 @@ def test_what_this_machine_lacks(monkeypatch):
     require_device("cpu")
     monkeypatch.setattr(preflight, "cuda_devices", lambda: 1)
     require_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "capability", "needed"),
+    [("mxfp8", (9, 0), "10.0"), ("fp8", (8, 6), "8.9"), ("int8", (7, 0), "7.5")],
+)
+def test_a_format_that_the_gpu_has_no_kernel_for(quantization, capability, needed, monkeypatch):
+    monkeypatch.setattr(preflight, "cuda_devices", lambda: 1)
+    monkeypatch.setattr(preflight, "cuda_capability", lambda: capability)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: object())
+    overrides = [f"actor_rollout_ref.rollout.quantization={quantization}", "runtime.device=cuda"]
+    check_machine(settings(*overrides))  # the local engine emulates it
+    with pytest.raises(UserError) as refusal:
+        check_machine(settings(*overrides, "actor_rollout_ref.rollout.name=vllm"))
+    assert str(refusal.value) == (
+        f"actor_rollout_ref.rollout.quantization = '{quantization}': vLLM has no kernel for it on a GPU of compute "
+        f"capability {capability[0]}.{capability[1]}, it needs {needed}"
+    )
+    monkeypatch.setattr(preflight, "cuda_capability", lambda: (10, 0))
+    check_machine(settings(*overrides, "actor_rollout_ref.rollout.name=vllm"))
+
+
+def test_a_prepared_model_that_the_engine_does_not_compute(tmp_path):
+    """Before its weights are read: none of its files exists."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    ModelManifest(1, {}, ".", {"model.safetensors": "0" * 64}, 1, None, None, {}).write(tmp_path / "manifest.json")
+    with pytest.raises(UserError, match=r"model_type 'gpt2': the local engine computes llama, qwen2, qwen3, qwen3_5"):
+        verified_folder(tmp_path / "manifest.json", "local")
+    for engine in ("vllm", None):
+        with pytest.raises(UserError, match=r"model\.safetensors: missing"):
+            verified_folder(tmp_path / "manifest.json", engine)
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "x", ""])

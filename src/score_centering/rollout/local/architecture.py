@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
@@ -50,13 +51,15 @@ class Family:
     """What the models of one `model_type` compute beyond Llama's.
 
     rotary: transformers' own class.  position_axes: rows of positions it takes; 3 are time, height and width, which are
-    one for text.  qk_norm: q and k are normalised head by head.  output_gate: q_proj also makes a gate of the
-    attention's output.  norm_offset: norm weights are stored as w − norm_offset.  required: further keys of the config
-    and the one value that is computed.  linear, experts: sizes of what only some families have.
+    one for text.  qkv_bias: q, k and v have biases.  qk_norm: q and k are normalised head by head.  output_gate: q_proj
+    also makes a gate of the attention's output.  norm_offset: norm weights are stored as w − norm_offset.  required:
+    further keys of the config and the one value that is computed.  linear, experts: sizes of what only some families
+    have.
     """
 
     rotary: type[torch.nn.Module]
     position_axes: int = 1
+    qkv_bias: bool = False
     qk_norm: bool = False
     output_gate: bool = False
     norm_offset: int = 0
@@ -79,17 +82,20 @@ def _experts(config: PreTrainedConfig) -> Experts:
     return Experts(count=config.num_experts, top_k=config.num_experts_per_tok)
 
 
+NO_BIAS = {"attention_bias": False}
 QWEN3_5 = Family(
     Qwen3_5TextRotaryEmbedding,
     position_axes=3,
     qk_norm=True,
     output_gate=True,
     norm_offset=1,
+    required=NO_BIAS,
     linear=_linear_attention,
 )
 FAMILIES = {
-    "llama": Family(LlamaRotaryEmbedding, required={"mlp_bias": False}),
-    "qwen3": Family(Qwen3RotaryEmbedding, qk_norm=True),
+    "llama": Family(LlamaRotaryEmbedding, required=NO_BIAS | {"mlp_bias": False}),
+    "qwen2": Family(Qwen2RotaryEmbedding, qkv_bias=True),
+    "qwen3": Family(Qwen3RotaryEmbedding, qk_norm=True, required=NO_BIAS),
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": replace(QWEN3_5, experts=_experts),
 }
@@ -117,7 +123,7 @@ def read_architecture(config: PreTrainedConfig) -> Architecture:
     if config.model_type not in FAMILIES:
         raise UserError(f"local engine: model_type {config.model_type!r}, allowed are {sorted(FAMILIES)}")
     family = FAMILIES[config.model_type]
-    for name, allowed in {"hidden_act": "silu", "attention_bias": False, **family.required}.items():
+    for name, allowed in {"hidden_act": "silu", **family.required}.items():
         if getattr(config, name) != allowed:
             raise UserError(f"local engine: {name} is {getattr(config, name)!r}, allowed is {allowed!r}")
     if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
@@ -133,7 +139,7 @@ def read_architecture(config: PreTrainedConfig) -> Architecture:
         layer_kinds=kinds,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        head_size=config.head_dim or config.hidden_size // config.num_attention_heads,
+        head_size=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         norm_eps=config.rms_norm_eps,
         linear=family.linear and family.linear(config),
         experts=family.experts and family.experts(config),

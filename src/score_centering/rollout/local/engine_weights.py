@@ -34,15 +34,18 @@ class Matrix:
 
 
 class Projection:
-    """Linears with the same input: x (N, I) bfloat16 → (N, O of all of them in the order of their names) bfloat16."""
+    """Linears with the same input: x (N, I) bfloat16 → (N, O of all of them in the order of their names) bfloat16.
 
-    def __init__(self, matrices: Sequence[Matrix]):
-        self.matrices = matrices
+    bias: (O of all of them,) bfloat16, added in bfloat16.
+    """
+
+    def __init__(self, matrices: Sequence[Matrix], bias: Tensor | None = None):
+        self.matrices, self.bias = matrices, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(self.matrices) == 1:
-            return self.matrices[0](x)
-        return torch.cat([matrix(x) for matrix in self.matrices], dim=-1)
+        made = [matrix(x) for matrix in self.matrices]
+        out = made[0] if len(made) == 1 else torch.cat(made, dim=-1)
+        return out if self.bias is None else out + self.bias
 
 
 @dataclass(frozen=True)
@@ -142,15 +145,23 @@ class Weights:
             start += count
         return whole
 
-    def _projection(self, prefix: str, *names: str) -> Projection:
+    def _projection(self, prefix: str, *names: str, with_bias: bool = False) -> Projection:
         """Neighbours of the same number format share a matrix."""
+        bias = self._bias([f"{prefix}.{name}" for name in names]) if with_bias else None
         runs: list[list[str]] = []
         for name in (f"{prefix}.{name}" for name in names):
             if runs and self._listed.get(name) is self._listed.get(runs[-1][0]):
                 runs[-1].append(name)
             else:
                 runs.append([name])
-        return Projection([self._matrix(run) for run in runs])
+        return Projection([self._matrix(run) for run in runs], bias)
+
+    def _bias(self, names: Sequence[str]) -> Tensor:
+        """The biases of linears, one after the other."""
+        counts = [self._shapes[f"{name}.bias"][0] for name in names]
+        bias = torch.zeros(sum(counts), dtype=torch.bfloat16, device=self.device)
+        self._targets |= {f"{name}.bias": part for name, part in zip(names, bias.split(counts), strict=True)}
+        return bias
 
     def _layer(self, architecture: Architecture, index: int, kind: str) -> LayerWeights:
         prefix = f"model.layers.{index}"
@@ -194,7 +205,7 @@ class Weights:
                 lambda: torch.cat([q_norm.expand(architecture.heads, -1), k_norm.expand(architecture.kv_heads, -1)])
             )
         return AttentionWeights(
-            qkv=self._projection(prefix, "q_proj", "k_proj", "v_proj"),
+            qkv=self._projection(prefix, "q_proj", "k_proj", "v_proj", with_bias=self._family.qkv_bias),
             out=self._projection(prefix, "o_proj"),
             qk_norm=qk_norm,
         )
