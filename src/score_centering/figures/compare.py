@@ -12,6 +12,7 @@ from score_centering.figures.canvas import FONT, TWO_COLUMNS, axes_row
 from score_centering.figures.colours import readable_on_white
 from score_centering.figures.experiment import Experiment
 from score_centering.figures.numerals import percent, scientific
+from score_centering.figures.paired import paired
 from score_centering.figures.plots import (
     K3_LABEL,
     REWARD_LABEL,
@@ -22,6 +23,8 @@ from score_centering.figures.plots import (
     smoothed_band,
 )
 from score_centering.figures.summary import run_row
+from score_centering.figures.verdict import rollout_precision
+from score_centering.precision.registry import UNQUANTISED_PRECISION
 from score_centering.settings import UserError
 from score_centering.settings.dotted import differing
 from score_centering.settings.inputs import read_json
@@ -37,8 +40,19 @@ def names(first: Experiment, second: Experiment) -> tuple[str, str]:
     return (first.name, second.name) if first.name != second.name else (str(first.folder), str(second.folder))
 
 
+def control_of(first: Experiment, second: Experiment) -> str | None:
+    """The arm without mismatch, known by its settings whatever its name: BF16 rollouts, no perturbation."""
+    for experiment in (first, second):
+        for arm in experiment.arms:
+            run = experiment.of(arm)[0]
+            perturbation = read_json(run.folder / "run.json")["identity"]["config"].get("perturbation")
+            if rollout_precision(run) == UNQUANTISED_PRECISION.label and perturbation is None:
+                return arm
+    return None
+
+
 def common_arms(first: Experiment, second: Experiment) -> list[str]:
-    arms = in_order(set(first.arms) & set(second.arms))
+    arms = in_order(set(first.arms) & set(second.arms), control_of(first, second))
     if not arms:
         raise UserError(
             f"no arm in common: {first.folder} has {', '.join(first.arms)}, "
@@ -64,24 +78,29 @@ def means(experiment: Experiment, arm: str, last: float) -> dict[str, float]:
 
 def table(first: Experiment, second: Experiment) -> str:
     """Markdown: every arm of either experiment, its numbers in both up to the last step that both have, and the
-    difference in final reward."""
+    difference in final reward; paired where both met the same problems."""
     one, other = names(first, second)
     heads = [
         "Arm",
         "Steps",
         *(f"{title}, {name}" for title, _ in SHOWN for name in (one, other)),
         "Difference in last reward",
+        "Paired, 95 %",
     ]
-    looks = styles(in_order([*first.arms, *second.arms]))
+    control = control_of(first, second)
+    looks = styles(in_order([*first.arms, *second.arms], control), control)
     lines = [f"| {' | '.join(heads)} |", f"|:--|{'--:|' * (len(heads) - 1)}"]
     for arm, look in looks.items():
         last = last_common_step(first, second, arm)
         found = [means(experiment, arm, last) if arm in experiment.arms else {} for experiment in (first, second)]
         cells = [_cell(column, numbers.get(column, np.nan)) for _, column in SHOWN for numbers in found]
         change = found[1].get("reward_last", np.nan) - found[0].get("reward_last", np.nan)
-        lines.append(
-            f"| {look.label} | {last:.0f} | {' | '.join(cells)} | {'–' if np.isnan(change) else f'{change:+.3f}'} |"
-        )
+        pair = paired(first.of(arm), second.of(arm))
+        cells += [
+            "–" if np.isnan(change) else f"{change:+.3f}",
+            "–" if pair is None else f"{pair.difference:+.3f} ± {pair.half_width:.3f}",
+        ]
+        lines.append(f"| {look.label} | {last:.0f} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -119,7 +138,7 @@ def document(first: Experiment, second: Experiment) -> str:
 
 def overlay(first: Experiment, second: Experiment, column: str, label: str, log: bool) -> Figure:
     """One panel per common arm: the first experiment solid, the second dashed, each in its own colour."""
-    looks = styles(common_arms(first, second))
+    looks = styles(common_arms(first, second), control_of(first, second))
     columns = min(3, len(looks))
     rows = -(-len(looks) // columns)
     height = 0.9 + 1.4 * rows + 0.42 * (rows - 1)

@@ -6,7 +6,7 @@ they fit the width of the screen, show values under the pointer, and let arms be
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from score_centering.figures.colours import readable_on_white
+from score_centering.figures.differences_section import differences
 from score_centering.figures.experiment import Experiment
+from score_centering.figures.html import table
 from score_centering.figures.plots import PHASES, mean_phase_seconds, path_window, reward_k3_path, smoothed_band
 from score_centering.figures.series import across_seeds
 from score_centering.figures.summary import COLUMNS, display, summarise
@@ -28,12 +30,12 @@ from score_centering.settings.inputs import read_json
 # id, column of metrics.parquet, title, unit, kind of axis, what it shows
 CHARTS = (
     ("reward", "reward_mean", "Reward", "mean reward (0 to 1)", "linear", "Mean reward of each step's rollouts."),
-    ("k3_kl", "k3_kl", "K3", "K3 (nats per token)", "log",
-     "Mean over generated tokens of exp(d) − 1 − d, where d = log p − log q."),
     ("validation_reward", "val_reward_mean", "Validation reward", "mean reward (0 to 1)", "sparse",
      "Greedy decoding on the test split, in the precision of the arm's rollouts."),
     ("clean_reward", "clean_reward_mean", "Clean reward", "mean reward (0 to 1)", "sparse",
      "The trained weights sampled in BF16 at T = 1: a broken sampler leaves it high, a broken policy does not."),
+    ("k3_kl", "k3_kl", "K3", "K3 (nats per token)", "log",
+     "Mean over generated tokens of exp(d) − 1 − d, where d = log p − log q."),
     ("response_length", "response_length_mean", "Response length", "tokens", "linear",
      "Mean number of generated tokens of a rollout."),
     ("truncated_share", "truncated_share", "Truncation", "share (0 to 1)", "linear",
@@ -42,6 +44,10 @@ CHARTS = (
      "Sampler's probability of its recorded candidates. Only arms with score centering record them."),
     ("correction", "correction_abs_mean", "Correction strength", "Σ|c| per token", "linear",
      "Mean over generated tokens of the summed absolute coefficients of the centering correction."),
+    ("drift_share", "drift_share", "Drift's share", "norm over the gradient's norm", "sparse",
+     "Drift meter: norm of what centering subtracts over the norm of the arm's own gradient."),
+    ("drift_coherence", "drift_coherence", "Drift's coherence", "coherence (0 to 1)", "sparse",
+     "Norm of the sum of all measured drifts over the sum of their norms: 1/√n is noise, near 1 one direction."),
 )  # fmt: skip
 
 
@@ -52,6 +58,7 @@ def render(experiment: Experiment, descriptions: Mapping[str, str], folder: Path
     runs = {(run.arm, run.seed): read_json(run.folder / "run.json") for run in experiment.runs}
     sections = [
         ("summary", "Summary", _summary(experiment)),
+        ("differences", "Differences", differences(experiment, folder)),
         ("figures", "Figures", _figures(experiment)),
         ("precision", "Precision gate", _precision_gate(folder)),
         ("smoke", "Smoke gates", _smoke_gates(experiment, folder)),
@@ -148,6 +155,16 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
     }
 
 
+WORDS = (
+    ("q", "the sampler's policy: what the rollouts were drawn from, here in low precision"),
+    ("p", "the trainer's policy: its own weights, in the precision of training"),
+    ("K3", "how far p is from q, in nats per token"),
+    ("SC", "score centering: subtracts the score's mean under q, which would move the weights whatever the rewards"),
+    ("TIS", "truncated importance sampling: each token weighs p/q, at most a limit"),
+    ("MIS", "masked importance sampling: each token weighs p/q, or nothing where p/q is outside a band"),
+)
+
+
 def _summary(experiment: Experiment) -> str:
     looks = experiment.looks
     several_seeds = len({run.seed for run in experiment.runs}) > 1
@@ -170,8 +187,9 @@ def _summary(experiment: Experiment) -> str:
         f"<dt>{escape(HEADINGS[name])}</dt><dd>{escape(text)}{f' ({unit})' if unit not in ('', '1') else ''}</dd>"
         for name, _, unit, text in columns[1:]
     )
+    words = "".join(f"<dt>{word}</dt><dd>{escape(text)}</dd>" for word, text in WORDS)
     return (
-        f'<div class="wide"><table class="sortable"><thead><tr>{heads}</tr></thead>'
+        f'<dl>{words}</dl><div class="wide"><table class="sortable"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         f"<details><summary>What the columns mean</summary><dl>{terms}</dl></details>"
     )
@@ -216,7 +234,7 @@ def _figures(experiment: Experiment) -> str:
     if experiment.control:
         path += " Switch the control off to see the other arms closer."
     shown = [(key, title, text) for key, _, title, _, _, text in CHARTS]
-    shown.insert(2, ("reward_vs_k3", "Reward against K3", path))
+    shown.insert(4, ("reward_vs_k3", "Reward against K3", path))
     figures = "".join(
         f"<figure><figcaption><h3>{escape(title)}</h3><p>{escape(text)}</p></figcaption>"
         f'<div class="chart" id="chart-{key}"></div></figure>'
@@ -244,7 +262,7 @@ def _precision_gate(folder: Path) -> str:
         )
         for name, limit in gate["limits"].items()
     ]
-    more = _table(
+    more = table(
         ("Number", "Measured"), [(f"<code>{escape(name)}</code>", _number(value)) for name, value in others.items()]
     )
     labels = precision_labels()
@@ -252,7 +270,7 @@ def _precision_gate(folder: Path) -> str:
     low = [label for label in measured if label != UNQUANTISED_PRECISION.label]
     return (
         _passed(gate, f"BF16 against {', '.join(low) or 'no other'} rollouts on held-out prompts")
-        + _table(("Number", "Measured", "Limit"), rows)
+        + table(("Number", "Measured", "Limit"), rows)
         + (f"<details><summary>{len(others)} more numbers, without a limit</summary>{more}</details>" if others else "")
         + f'<img class="paper" alt="Figures of the precision validation" src="data:image/svg+xml;base64,{picture}">'
     )
@@ -278,7 +296,7 @@ def _smoke_gates(experiment: Experiment, folder: Path) -> str:
     passed = {"passed": all(gate["passed"] for gate in gates.values()), "failures": []}
     passed["failures"] = [f"{arm}: {line}" for arm, gate in gates.items() for line in gate["failures"]]
     heads = ("Number", "Limit", *(look.label for look in looks.values()))
-    return _passed(passed, "A few steps of each arm before its training") + _table(heads, rows)
+    return _passed(passed, "A few steps of each arm before its training") + table(heads, rows)
 
 
 def _pins(folder: Path) -> str:
@@ -288,7 +306,7 @@ def _pins(folder: Path) -> str:
         rows = [
             (f"<code>{escape(name)}</code>", f"<code>{escape(_plain(value))}</code>") for name, value in leaves.items()
         ]
-        parts.append(f"<h3>{title}</h3><p><code>{path}</code></p>{_table(('Entry', 'Value'), rows, 'pins')}")
+        parts.append(f"<h3>{title}</h3><p><code>{path}</code></p>{table(('Entry', 'Value'), rows, 'pins')}")
     return "".join(parts)
 
 
@@ -300,13 +318,16 @@ def _configuration(experiment: Experiment, runs: Mapping[tuple[str, int], Mappin
         (f"<code>{escape(name)}</code>", *(f"<code>{escape(_plain(value))}</code>" for value in values))
         for name, values in differing(settings).items()
     ]
-    table = _table(("Setting", *(look.label for look in looks.values())), rows)
+    settings_table = table(("Setting", *(look.label for look in looks.values())), rows)
     texts = "".join(
         f"<details><summary>{escape(looks[arm].label)}: <code>config.yaml</code></summary>"
         f"<pre>{escape(_text(run.folder / 'config.yaml'))}</pre></details>"
         for arm, run in firsts.items()
     )
-    return f"<p>Settings in which the arms differ; all others are the same.</p>{table}<h3>Resolved, per arm</h3>{texts}"
+    return (
+        f"<p>Settings in which the arms differ; all others are the same.</p>{settings_table}"
+        f"<h3>Resolved, per arm</h3>{texts}"
+    )
 
 
 def _provenance(experiment: Experiment, runs: Mapping[tuple[str, int], Mapping[str, Any]]) -> str:
@@ -325,7 +346,7 @@ def _provenance(experiment: Experiment, runs: Mapping[tuple[str, int], Mapping[s
         )
         for index, (arm, seed) in enumerate(identities)
     ]
-    return _table(("The same for every run", ""), rows, "pins") + _table(("Arm", "Seed", *own_values), own_rows)
+    return table(("The same for every run", ""), rows, "pins") + table(("Arm", "Seed", *own_values), own_rows)
 
 
 def _rerun(experiment: Experiment, descriptions: Mapping[str, str]) -> str:
@@ -383,20 +404,6 @@ def _text(path: Path) -> str:
     if not path.is_file():
         raise UserError(f"{path}: missing; the report needs it")
     return path.read_text(encoding="utf-8")
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table of ready HTML cells; nothing at all without rows."""
-    body = "".join(
-        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
-        for first, *others in rows
-    )
-    top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
-    return (
-        f'<div class="wide"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-        if body
-        else ""
-    )
 
 
 def _dashes(dashes: Sequence[float]) -> str:

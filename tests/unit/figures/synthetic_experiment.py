@@ -101,6 +101,7 @@ def write_run(folder: Path, arm: str, seed: int, steps: int, changes: dict[str, 
             }
         },
         "seed": 42,
+        "data": {"train_batch_size": 32, "val_batch_size": 64},
     }
     identity = {
         "arm": arm,
@@ -143,7 +144,8 @@ def write_stages(folder: Path, arms: Sequence[str]) -> None:
         gate = {"schema_version": 1, "passed": True, "failures": [], "limits": limits, "numbers": numbers}
         write_json(folder / "smoke" / arm / "gate.json", gate)
     source = {"kind": "reasoning_gym", "task": "chain_sum", "package_version": "0.1.25", "parameters": {"min_terms": 2}}
-    dataset = {"source": source, "files": {"train.parquet": {"rows": 2000, "sha256": "b" * 64}}, "split": {"seed": 42}}
+    files = {name: {"rows": rows, "sha256": "b" * 64} for name, rows in (("train.parquet", 2000), ("test.parquet", 50))}
+    dataset = {"source": source, "files": files, "split": {"seed": 42}}
     write_json(folder / "dataset" / "manifest.json", dataset)
     model = {"source": {"kind": "init"}, "parameters": 1_100_000, "files": {"model.safetensors": "c" * 64}}
     write_json(folder / "model" / "manifest.json", model)

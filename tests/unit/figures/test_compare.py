@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from score_centering.figures.canvas import drawing
-from score_centering.figures.compare import OVERLAYS, common_arms, diff, overlay, table
+from score_centering.figures.compare import OVERLAYS, common_arms, control_of, diff, overlay, table
 from score_centering.figures.experiment import read_experiment
 from score_centering.settings import UserError
 
@@ -57,8 +57,9 @@ def test_settings_that_differ(pair):
 def test_table_has_every_arm_of_either(pair):
     rows = [line.split(" | ") for line in table(*map(read_experiment, pair)).splitlines()]
     assert [row[0].strip("| ") for row in rows[2:]] == ["GRPO", "SC", "SC + TIS", "mine"]
-    assert {len(row) for row in (rows[0], *rows[2:])} == {9}
-    assert re.fullmatch(r"[+-]0\.\d{3} \|", rows[2][-1]) and rows[4][-1] == rows[5][-1] == "– |"
+    assert {len(row) for row in (rows[0], *rows[2:])} == {10}
+    assert re.fullmatch(r"[+-]0\.\d{3}", rows[2][-2]) and rows[4][-2] == rows[5][-2] == "–"
+    assert {row[-1] for row in rows[2:]} == {"– |"}  # another order of problems: no pairs
 
 
 def test_overlay_has_a_panel_per_common_arm(pair):
@@ -79,7 +80,22 @@ def test_rewards_of_unequal_lengths_are_compared_at_the_last_common_step(synthet
     synthetic.write_run(tmp_path / "b", "sc", 0, 25, {"reward_mean": [0.2] * 15 + [0.5] * 10})
     (row,) = table(read_experiment(tmp_path / "a"), read_experiment(tmp_path / "b")).splitlines()[2:]
     cells = [cell.strip() for cell in row.split("|")]
-    assert cells[1:5] == ["SC", "25", "0.400", "0.500"] and cells[-2] == "+0.100"
+    assert cells[1:5] == ["SC", "25", "0.400", "0.500"] and cells[-3:-1] == ["+0.100", "+0.100 ± 0.000"]
+
+
+def test_the_control_is_known_by_its_settings(synthetic, tmp_path):
+    folder = synthetic.write_experiment(tmp_path / "e", ("grpo", "mine"), steps=3)
+    experiment = read_experiment(folder)
+    assert control_of(experiment, experiment) is None
+    path = folder / "runs/mine/seed0/run.json"
+    content = json.loads(path.read_text())
+    rollout = {"quantization": None, "engine_kwargs": {"vllm": {"kv_cache_dtype": "auto"}}}
+    content["identity"]["config"]["actor_rollout_ref"]["rollout"] = rollout
+    path.write_text(json.dumps(content))
+    assert control_of(experiment, experiment) == "mine" and common_arms(experiment, experiment) == ["mine", "grpo"]
+    content["identity"]["config"]["perturbation"] = {"weight_noise": 0.3}
+    path.write_text(json.dumps(content))
+    assert control_of(experiment, experiment) is None
 
 
 def test_nothing_in_common(pair, synthetic, tmp_path):
