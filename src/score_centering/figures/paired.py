@@ -108,14 +108,14 @@ def power(found: Sequence[Paired]) -> str:
 
 
 def _same_problems(first: Run, second: Run) -> bool:
-    """Whether both meet the same problems at each step: one data set, one order, one batch."""
+    """Whether both, of one seed, meet the same problems at each step: one data set and one size of batch."""
     one, other = (read_json(run.folder / "run.json")["identity"] for run in (first, second))
     return _order(one) == _order(other)
 
 
 def _order(identity: dict[str, Any]) -> tuple[Any, ...]:
     config = identity["config"]
-    return identity["dataset_manifest_sha256"], config["seed"], config["data"]["train_batch_size"]
+    return identity["dataset_manifest_sha256"], config["data"]["train_batch_size"]
 
 
 def _config(run: Run) -> dict[str, Any]:

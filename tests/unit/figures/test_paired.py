@@ -3,13 +3,19 @@
 import json
 from html import escape
 from math import gamma, pi, sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from score_centering.figures.compare import control_of
 from score_centering.figures.experiment import read_experiment
 from score_centering.figures.paired import T_80, T_97_5, binomial_interval, paired, power, uncorrected
 from score_centering.figures.report import render
+from score_centering.settings import load_settings
+from score_centering.settings.stages import TrainStage
+
+CONFIG = Path(__file__).parents[3] / "config" / "config.yaml"
 
 
 def pair(synthetic, folder, first, second):
@@ -92,3 +98,17 @@ def test_the_report_shows_differences_power_and_binomial_errors(synthetic, tmp_p
     assert f"{low:.3f} to {high:.3f}" in page
     alone = render(read_experiment(folder, ["sc"]), {"sc": ""}, folder)
     assert "No arm can be compared with an uncorrected one" in alone
+
+
+def test_roles_and_pairs_are_read_from_what_a_trainer_writes(synthetic, tmp_path):
+    folder = synthetic.write_experiment(tmp_path / "e", ("grpo_bf16", "grpo", "sc"), steps=12)
+    for path in folder.glob("runs/*/seed0/run.json"):
+        content = json.loads(path.read_text())
+        content["identity"]["config"] = TrainStage.of(
+            load_settings([CONFIG], [], content["identity"]["arm"])
+        ).identity()
+        path.write_text(json.dumps(content))
+    experiment = read_experiment(folder, control="grpo_bf16")
+    assert control_of(experiment, experiment) == "grpo_bf16" and uncorrected(experiment) == "grpo"
+    assert paired(experiment.of("grpo"), experiment.of("sc")).values == 10
+    assert "Each arm less GRPO" in render(experiment, dict.fromkeys(experiment.arms, ""), folder)

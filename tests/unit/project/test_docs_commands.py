@@ -215,3 +215,9 @@ def test_every_measurement_is_in_the_index():
     index = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
     folders = [path.name for path in (ROOT / "docs/results").iterdir() if path.is_dir()]
     assert [name for name in folders if name not in index] == []
+
+
+def test_the_gallery_shows_every_figure():
+    results = ROOT / "docs/results"
+    shown = re.findall(r"!\[[^\]]+\]\((\S+\.png)\)", (results / "gallery.md").read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(path.relative_to(results).as_posix() for path in results.glob("*/*.png"))
