@@ -46,7 +46,7 @@ def test_facts_are_what_the_files_say(folder):
     assert facts == {
         "experiment": "tiny",
         "parameters": 1_100_000,
-        "problems": {"train": 2000},
+        "problems": {"train": 2000, "test": 50},
         "runs": {
             "arms": 2,
             "steps": 20,
