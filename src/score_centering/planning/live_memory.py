@@ -106,8 +106,30 @@ def _fused_delta_rule(fused: bool) -> Iterator[None]:
         modeling_qwen3_5.torch_chunk_gated_delta_rule = original
 
 
+@contextmanager
+def _shapes_only(model: nn.Module) -> Iterator[None]:
+    chosen = model.config._attn_implementation
+    model.config._attn_implementation = "shapes_only"
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = chosen
+
+
+def _counted(model: nn.Module) -> _LiveBytes:
+    return _LiveBytes([*model.parameters(), *model.buffers()])
+
+
 def _forget_gradient(parameter: Tensor) -> None:
     parameter.grad = None
+
+
+def forward_bytes(model: nn.Module, rows: int, length: int) -> int:
+    """Peak bytes beside the parameters of one forward without gradients, hidden states included; see `pass_bytes`."""
+    with torch.no_grad(), _shapes_only(model), _counted(model) as counter:
+        ids = torch.empty(rows, length, dtype=torch.int64, device="meta")
+        model.get_decoder()(input_ids=ids, use_cache=False)
+    return counter.peak
 
 
 def pass_bytes(model: nn.Module, rows: int, length: int, *, fused_delta_rule: bool, keep_gradients: bool) -> int:
@@ -122,16 +144,13 @@ def pass_bytes(model: nn.Module, rows: int, length: int, *, fused_delta_rule: bo
             there, as a sharded trainer reduces it.
     """
     parameters = list(model.parameters())
-    chosen = model.config._attn_implementation
-    model.config._attn_implementation = "shapes_only"
     hooks = [] if keep_gradients else [p.register_post_accumulate_grad_hook(_forget_gradient) for p in parameters]
     try:
-        with _fused_delta_rule(fused_delta_rule), _LiveBytes([*parameters, *model.buffers()]) as counter:
+        with _shapes_only(model), _fused_delta_rule(fused_delta_rule), _counted(model) as counter:
             ids = torch.empty(rows, length, dtype=torch.int64, device="meta")
             hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
             hidden.backward(torch.empty_like(hidden))
     finally:
-        model.config._attn_implementation = chosen
         model.zero_grad(set_to_none=True)
         for hook in hooks:
             hook.remove()

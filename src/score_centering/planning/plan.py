@@ -14,7 +14,7 @@ follow from the same shapes as the local engine's own.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from transformers.models.qwen3_5 import Qwen3_5TextConfig
 from score_centering.model.scratch import CLASSES
 from score_centering.model.sources import local_folder, package_file
 from score_centering.objectives.loss import CHUNK_BYTES
-from score_centering.planning.live_memory import pass_bytes
+from score_centering.planning.live_memory import forward_bytes, pass_bytes
 from score_centering.planning.throughput import DEVICES, decoding_seconds, training_flops_per_second
 from score_centering.precision import listed_linears
 from score_centering.precision.bf16 import install_cpu_kernels
@@ -38,6 +38,8 @@ from score_centering.rollout.local.state import State
 from score_centering.runs import peak_rss_bytes
 from score_centering.settings import Settings, UserError
 from score_centering.settings.model import Model
+from score_centering.validation import drift, trainer_forward
+from score_centering.validation.stage import ENGINE_SLOTS, FORWARD_ROLLOUTS
 
 KNOWN_SHAPE = "Qwen/Qwen3.5-9B"
 MALLOC_SHARE = 0.25  # measured at two small models: what a CPU's allocator keeps of what an update frees
@@ -139,6 +141,36 @@ class Planner:
         engine = {f"rollout engine: {name}": size for name, size in engine.items()}
         return Memory(self._local(arm, engine) if arm.trainer.name == "local" else self._verl(arm, engine), note)
 
+    def validation(self, arms: Sequence[Settings]) -> Memory:
+        """What the precision validation of these arms holds: an engine beside the model, then the trainer's forward."""
+        arm = arms[0]
+        n, head = self.parameters, self.config.vocab_size * self.config.hidden_size
+        where = "cpu" if self.device == "cpu" else "cuda"
+        held = {"Python and its libraries" if where == "cpu" else "CUDA context": self.process}
+        quantised = {each.actor_rollout_ref.rollout.quantization: each for each in arms}
+        stored = sum(self._engine_weights(each) for name, each in quantised.items() if name is not None)
+        held |= {"weights, BF16": 2 * n, "quantised checkpoints": stored}
+        engines = [self._engine(each, ENGINE_SLOTS) for each in arms]
+        engine, note = max(engines, key=lambda found: sum(found[0].values()))
+        rows = max(1, min(FORWARD_ROLLOUTS, trainer_forward.FORWARD_TOKENS // _longest(arm)))
+        model = parameter_model(self.config)
+        if where == "cpu":
+            install_cpu_kernels(model)
+        positions = arm.precision.drift_tokens * (1 + arm.precision.rollouts)
+        scoring = {
+            "LM head, FP32": 4 * head,
+            "forward": forward_bytes(model, rows, _longest(arm)),
+            "log-probs of a chunk": trainer_forward.CHUNK_BYTES[where],
+        }
+        exact = {
+            "LM head and its bias, FP64": 16 * head,
+            "log-probs of trainer and sampler": 12 * positions * self.config.vocab_size,
+            "a chunk's drift, FP64": 48 * min(positions, drift.CHUNK) * self.config.vocab_size,
+        }
+        phases = {"engine": {f"rollout engine: {key}": size for key, size in engine.items()}}
+        phases |= {"log-probs": scoring, "exact drift": exact}
+        return Memory(tuple(Phase(f"validation, {name}", held | more) for name, more in phases.items()), note)
+
     def _local(self, arm: Settings, engine: Mapping[str, int]) -> tuple[Phase, ...]:
         """Model, masters, optimiser and engine in one process."""
         actor, n = arm.actor_rollout_ref.actor, self.parameters
@@ -212,21 +244,21 @@ class Planner:
         # the head's gradient is summed in FP32 and then rounded
         return 2 * tokens * hidden + 6 * vocabulary * hidden + 6 * rows * vocabulary
 
-    def _engine(self, arm: Settings) -> tuple[dict[str, int], str]:
-        """What the rollout engine holds, and a line about it."""
+    def _engine(self, arm: Settings, slots: int | None = None) -> tuple[dict[str, int], str]:
+        """What the rollout engine of `slots` sequences (max_num_seqs) holds, and a line about it."""
         rollout, architecture = arm.actor_rollout_ref.rollout, read_architecture(self.config)
         kv = rollout.engine_kwargs.vllm.kv_cache_dtype
         weights = self._engine_weights(arm)
         one = State.zeros(architecture, 1, 1, kv, torch.bfloat16, META).nbytes()
         cost = f"{one['kv_cache']:,} bytes a token, {one['linear_attention']:,} a sequence"
         if rollout.name == "vllm" and self.device != "cpu":
-            rows = min(rollout.max_num_seqs, arm.data.train_batch_size * rollout.n)
+            rows = slots or min(rollout.max_num_seqs, arm.data.train_batch_size * rollout.n)
             wanted = rows * (_longest(arm) * one["kv_cache"] + one["linear_attention"])
             left = int(rollout.gpu_memory_utilization * self.memory_bytes) - weights
             share = f"{max(0, left) / wanted:.0%} of {rows} sequences of {_longest(arm):,} tokens"
             reserved = f"gpu_memory_utilization = {rollout.gpu_memory_utilization}"
             return {"weights": weights, "KV cache and states": max(0, left)}, f"KV cache: {cost}; {reserved} is {share}"
-        state, prompts = self._states(arm, rollout.max_num_seqs, kv)
+        state, prompts = self._states(arm, slots or rollout.max_num_seqs, kv)
         k = arm.score_centering.candidates
         rollouts = arm.data.train_batch_size * rollout.n
         return {
@@ -330,6 +362,12 @@ def report(
         yield f"memory of {', '.join(members)}"
         yield from _memory_lines(memories[members[0]], where, planner.memory_bytes, arms[members[0]])
     yield ""
+    yield "memory of the precision validation, before every arm"
+    validation = planner.validation(list(arms.values()))
+    yield from _memory_lines(validation, where, planner.memory_bytes, settings)
+    name, most = max((*memories.items(), ("validate", validation)), key=lambda item: item[1].peak.total)
+    yield f"    the most of all stages: {_size(most.peak.total)}, in the {most.peak.name} of {name}"
+    yield ""
     yield f"hours a run, rollouts of {tokens[0]:,} prompt and {tokens[1]:,} response tokens"
     sources: dict[str, None] = {}
     for arm, resolved in arms.items():
@@ -356,7 +394,7 @@ def verdict(memory: Memory, where: str, available: int, arm: Settings) -> str:
     if peak.total <= available:
         return f"fits {where}: at most {_size(peak.total)} of {_size(available)}, in the {peak.name}"
     reason = f"does not fit {where}: {_size(peak.total)} of {_size(available)}, in the {peak.name}"
-    if arm.trainer.name == "verl":
+    if arm.trainer.name == "verl" and STATE[0] in memory.phases[0].held:
         state = sum(memory.phases[0].held[name] for name in STATE)
         reason += (
             f"; FP32 weights, gradients and AdamW alone are {_size(state)}. It takes more GPUs, or FSDP2's CPU offload "

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from score_centering.objectives.divergence import log_tail_ratio
 
+CHUNK = 64  # positions whose drift over the vocabulary is held at once
+
 
 def update_weights(log_p: Tensor, log_q: Tensor, k: int) -> Tensor:
     """w (T, V) float64: the mean update bias is Σ_v w_v ∇ log p_v. K = 0 leaves centering out, so w = q.
@@ -46,7 +48,7 @@ def drift_norms(
     lm_head_weight: Tensor,
     head_sizes: Sequence[int],
     temperature: float = 1.0,
-    chunk: int = 64,
+    chunk: int = CHUNK,
 ) -> dict[str, float]:
     """Norms of the mean over positions of the update bias, without centering and at each K.
 

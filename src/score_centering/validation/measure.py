@@ -25,6 +25,7 @@ from score_centering.validation.repeatability import compare_repeats, poison_fre
 SCHEMA_VERSION = 2
 UNCHANGED = ("mismatched_codes", "mismatched_scales", "changed_unlisted_tensors")
 ALL_PARAMETERS_LIMIT = 20_000_000
+DETAIL_TOKENS = 4096  # of the run by layer, which keeps every listed layer's output
 
 # Rollouts → the texts of their responses, and whether each begins inside the thinking.
 Read = Callable[[Sequence[Rollout]], tuple[Sequence[str], Sequence[bool]]]
@@ -226,8 +227,8 @@ def _drift(subject: Subject, plan: Plan, dense: Sequence[Rollout], notes: list[s
 
 @torch.no_grad()
 def _activation_detail(subject: Subject, plan: Plan, precision: Precision, inputs: Sequence[Rollout]) -> dict[str, Any]:
-    """Errors by layer of the emulated precision against BF16, both run on the prompts and responses of `inputs`."""
-    batch = trainer_forward.collate(inputs[: plan.batch_size], plan.device)
+    """Errors by layer of the emulated precision against BF16, both run on the first of `inputs`."""
+    batch = next(trainer_forward.batches(inputs, plan.batch_size, plan.device, DETAIL_TOKENS))
     checkpoint = subject.quantised.get(precision.quantization or "", NOT_QUANTISED)
     stored = layers.stored_parts(checkpoint.weights, checkpoint.listed)
     with layers.recorded_outputs(subject.model, list(checkpoint.listed)) as reference:

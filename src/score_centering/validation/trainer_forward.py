@@ -1,4 +1,8 @@
-"""The trainer's forward over recorded rollouts: final hidden states and log-probs at the generated positions."""
+"""The trainer's forward over recorded rollouts: final hidden states and log-probs at the generated positions.
+
+Both are taken in pieces, so that the memory does not grow with the number or the length of the rollouts: a forward
+takes at most FORWARD_TOKENS tokens, padding counted (or one rollout, however long), a chunk of log-probs CHUNK_BYTES.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from score_centering.rollout import Rollout
+
+FORWARD_TOKENS = 1 << 15
+CHUNK_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}  # FP32 logits and log-probs of a chunk
 
 
 @dataclass(frozen=True)
@@ -20,10 +27,19 @@ class Batch:
     token_ids: Tensor  # (T,) int64, those next tokens
 
 
-def batches(rollouts: Sequence[Rollout], size: int, device: str) -> Iterator[Batch]:
-    """`rollouts` in their order, `size` a batch."""
-    for start in range(0, len(rollouts), size):
-        yield collate(rollouts[start : start + size], device)
+def batches(rollouts: Sequence[Rollout], size: int, device: str, tokens: int | None = None) -> Iterator[Batch]:
+    """`rollouts` in their order: at most `size` a batch, and at most `tokens` tokens with padding (FORWARD_TOKENS)."""
+    limit, chosen = FORWARD_TOKENS if tokens is None else tokens, list[Rollout]()
+    longest = 0
+    for rollout in rollouts:
+        length = max(longest, len(rollout.prompt_ids) + len(rollout.token_ids))
+        if chosen and (len(chosen) == size or length * (len(chosen) + 1) > limit):
+            yield collate(chosen, device)
+            chosen, length = [], len(rollout.prompt_ids) + len(rollout.token_ids)
+        chosen.append(rollout)
+        longest = length
+    if chosen:
+        yield collate(chosen, device)
 
 
 def collate(rollouts: Sequence[Rollout], device: str) -> Batch:
@@ -52,7 +68,7 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
 
 def log_probs(hidden: Tensor, lm_head_weight: Tensor, temperature: float) -> Tensor:
     """Log-probs of the next token, in FP32 throughout: hidden (T, D), lm_head_weight (V, D) → (T, V) float32."""
-    return (hidden.float() @ lm_head_weight.float().T / temperature).log_softmax(-1)
+    return (hidden.float() @ lm_head_weight.float().T).div_(temperature).log_softmax(-1)
 
 
 @dataclass(frozen=True)
@@ -66,19 +82,30 @@ class Scores:
     top1_agrees: Tensor  # (T,) bool: the most probable token of p is the sampler's
 
 
+def chunk_rows(vocab_size: int, device_type: str) -> int:
+    """Positions whose FP32 logits and log-probs are held at once."""
+    return max(1, CHUNK_BYTES[device_type] // (8 * vocab_size))
+
+
 @torch.no_grad()
 def score(model: nn.Module, rollouts: Sequence[Rollout], temperature: float, size: int, device: str) -> Scores:
-    """Score rollouts that carry candidates with the trainer's forward, `size` rollouts at a time."""
+    """Score rollouts that carry candidates with the trainer's forward, at most `size` rollouts at a time."""
     log_p, candidate_log_p, top1 = [], [], []
     candidates = torch.from_numpy(np.concatenate([r.candidate_ids for r in rollouts]).astype(np.int64)).to(device)
+    weight = model.lm_head.weight.float()
+    rows = chunk_rows(len(weight), weight.device.type)
     start = 0
     for batch in batches(rollouts, size, device):
-        dense = log_probs(hidden_states(model, batch), model.lm_head.weight, temperature)
-        head = candidates[start : start + len(dense)]
-        start += len(dense)
-        log_p.append(dense.gather(-1, batch.token_ids[:, None]).squeeze(-1))
-        candidate_log_p.append(dense.gather(-1, head))
-        top1.append(dense.argmax(-1) == head[:, 0])
+        for hidden, token_ids in zip(
+            hidden_states(model, batch).split(rows), batch.token_ids[:, None].split(rows), strict=True
+        ):
+            dense = log_probs(hidden, weight, temperature)
+            head = candidates[start : start + len(dense)]
+            start += len(dense)
+            log_p.append(dense.gather(-1, token_ids).squeeze(-1))
+            candidate_log_p.append(dense.gather(-1, head))
+            top1.append(dense.argmax(-1) == head[:, 0])
+            del dense
     return Scores(
         log_p=torch.cat(log_p).cpu(),
         log_q=torch.from_numpy(np.concatenate([r.logprobs for r in rollouts])),

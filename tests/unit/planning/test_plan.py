@@ -66,6 +66,20 @@ def test_nine_billion_parameters_fit_a_b200_and_no_h200(nine_billion, monkeypatc
     assert verdict(planner.memory(arm), "B200", planner.memory_bytes, arm).startswith("fits B200: at most 1")
 
 
+def test_the_validation_is_a_stage_of_the_plan(nine_billion):
+    """Sizes by hand: a head of 248,320 × 4,096; 16 positions of drift and as many of one rollout more."""
+    planner, arm = nine_billion
+    phases = {phase.name: phase.held for phase in planner.validation([arm]).phases}
+    assert list(phases) == ["validation, engine", "validation, log-probs", "validation, exact drift"]
+    assert all(held["weights, BF16"] == 2 * 8_953_803_264 for held in phases.values())
+    assert phases["validation, exact drift"]["LM head and its bias, FP64"] == 16 * 248_320 * 4_096
+    assert phases["validation, exact drift"]["log-probs of trainer and sampler"] == 12 * 32 * 248_320
+    assert phases["validation, log-probs"]["log-probs of a chunk"] == 1 << 30
+    longer = load_settings(FILES, ["data.max_response_length=30000"], arm="sc")
+    grown = planner.validation([longer]).phases[1].held["forward"] / phases["validation, log-probs"]["forward"]
+    assert 0.9 < grown < 1.2, "a forward of one rollout of 31,024 tokens takes what one of three of 9,216 does"
+
+
 def test_a_mixture_is_planned_as_one():
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "intermediate_size": None}
     overrides = ["model.scratch.architecture=qwen3_5_moe_text"]
@@ -188,5 +202,6 @@ def test_the_program_prints_every_arm(monkeypatch, capsys):
     assert ended.value.code in (0, None)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tiny on this machine's CPU: 396,008 parameters (model.scratch.parameters)"
-    assert sum(line.startswith("    fits this machine's CPU") for line in lines) == 3
+    assert sum(line.startswith("    fits this machine's CPU") for line in lines) == 4, "three kinds of arm, validation"
+    assert sum(line.startswith("    the most of all stages: ") for line in lines) == 1
     assert {line.split()[0] for line in lines if "rollout 0." in line} >= {"grpo_bf16", "grpo", "sc", "sc_mis"}
