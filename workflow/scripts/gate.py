@@ -28,10 +28,13 @@ def main() -> int:
     add_arguments(parser)
     arguments = parser.parse_intermixed_args()
     stage, numbers_of = GATES[arguments.gate]
-    limits = read(arguments, stage).model_dump()["limits"]
+    settings = read(arguments, stage).model_dump()
+    limits = settings["limits"]
     measured = read_json(arguments.input)
     numbers = numbers_of(measured)
     verdict = judge(numbers, precision_limits(measured, limits) if arguments.gate == "precision" else limits)
+    if settings.get("model") is not None:
+        verdict |= {"model": settings["model"], "measured": settings["measured"]}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(verdict, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(
@@ -39,6 +42,9 @@ def main() -> int:
             f"{name:50} {value if value is None else f'{value:.6g}'}" for name, value in verdict["numbers"].items()
         )
     )
+    if not verdict.get("measured", True):
+        print(f"no limits were measured on model {verdict['model']}: judged was what must hold for any")
+        print(f"to adopt this measurement: python workflow/scripts/limits.py {arguments.output} --output limits.yaml")
     for line in verdict["failures"]:
         print(f"error: {arguments.gate} gate: {line}", file=sys.stderr)
     return 0 if verdict["passed"] else FAILED_EXIT_CODE

@@ -210,14 +210,24 @@ class Precision(Block):
     drift_tokens: Positive = Field(default=64, description="positions at which the exact drift is measured")
     seed: int = Field(default=0, description="seed of the rollouts")
     limits: dict[str, Limit | None] = Field(
-        description="measured number → limit, decides `passed` in precision/gate.json; null: not judged in this preset"
+        description="measured number → limit of whatever model; null: not judged, whatever was measured on the model"
+    )
+    limits_of: dict[str, dict[str, Limit | None]] = Field(
+        default={},
+        exclude_if=lambda limits: not limits,
+        description="the same of one model, by the name that precision/gate.json has for it",
     )
 
 
 class Smoke(Block):
     overrides: dict[str, Any] = Field(description="settings of a smoke run, laid over every arm")
     limits: dict[str, Limit | None] = Field(
-        description="measured number → limit, decides `passed` in smoke/<arm>/gate.json; null: not judged"
+        description="measured number → limit of whatever model, for smoke/<arm>/gate.json; null: not judged"
+    )
+    limits_of: dict[str, dict[str, Limit | None]] = Field(
+        default={},
+        exclude_if=lambda limits: not limits,
+        description="the same of one model, by the name that precision/gate.json has for it",
     )
 
 

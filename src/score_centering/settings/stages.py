@@ -29,6 +29,7 @@ from score_centering.settings.model import (
     Settings,
     Trainer,
 )
+from score_centering.settings.model_name import model_name
 
 
 class Stage(Block):
@@ -121,7 +122,7 @@ class ValidationStage(Stage):
             gpu_memory_utilization=rollout.gpu_memory_utilization,
         )
         return cls(
-            precision=settings.precision.model_copy(update={"limits": {}}),
+            precision=settings.precision.model_copy(update={"limits": {}, "limits_of": {}}),
             prompt=settings.prompt,
             runtime=Machine(device=settings.runtime.device, threads=settings.runtime.threads),
             engine=rollout.name,
@@ -148,13 +149,22 @@ def precisions_of_arms(settings: Settings) -> list[RolloutPrecision]:
 
 
 class PrecisionGateStage(Stage):
-    """A limit that is null takes a format's own limit away."""
+    """A limit that is null takes a format's own limit away. model: whose limits these are.  measured: whether any were
+    measured on it; otherwise only what must hold for any model is judged, and its weights' error is not known."""
 
     limits: dict[str, Limit | None]
+    model: str | None = None
+    measured: bool = True
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        return cls(limits=settings.precision.limits)
+        precision, model = settings.precision, model_name(settings)
+        own = precision.limits_of.get(model)
+        return cls(limits=(UNKNOWN if own is None else own) | precision.limits, model=model, measured=own is not None)
+
+
+UNKNOWN: dict[str, Limit | None] = {"*.weights.relative": None}
+"""The format's own limit that a model of unusual weights may break."""
 
 
 class SmokeGateStage(Stage):
@@ -162,7 +172,8 @@ class SmokeGateStage(Stage):
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        return cls(limits=_judged(settings.smoke.limits))
+        smoke = settings.smoke
+        return cls(limits=_judged(smoke.limits_of.get(model_name(settings), {}) | smoke.limits))
 
 
 class TrainStage(Stage):
@@ -285,7 +296,7 @@ class FaultCheckStage(Stage):
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        limits, rollout = _judged(settings.precision.limits), settings.actor_rollout_ref.rollout
+        limits, rollout = PrecisionGateStage.of(settings).limits, settings.actor_rollout_ref.rollout
         names = {f"{rollout.precision.name}.{name}": f"*.{name}" for name in FAULT_LIMITS}
         own = {f"{rollout.precision.name}.{name}": Limit(**limit) for name, limit in REPEAT_LIMITS.items()}
         found = {name: limits.get(name, limits.get(every, own.get(name))) for name, every in names.items()}

@@ -260,7 +260,9 @@ def test_a_precision_is_one_setting():
     measured = [precision.name for precision in precisions_of_arms(given)]
     assert measured == ["bf16", "fp8_int4kv"]
     assert list(FaultCheckStage.of(given).limits) == [
-        "fp8_int4kv.repeat.equal_tokens_share", "fp8_int4kv.repeat.not_finite_logprobs"
+        "fp8_int4kv.repeat.equal_tokens_share",
+        "fp8_int4kv.repeat.not_finite_logprobs",
+        "fp8_int4kv.abs_logprob_gap_mean",
     ]  # fmt: skip
 
 
