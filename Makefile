@@ -89,11 +89,11 @@ COMPILE := build/lock/bin/uv pip compile --quiet --no-annotate --no-header
 lock:
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/pip install --disable-pip-version-check --quiet uv==0.13.9
-	$(COMPILE) pyproject.toml requirements/test.in --python-version 3.11 --overrides requirements/overrides.txt --output-file build/lock/all.txt
-	$(COMPILE) pyproject.toml --constraints build/lock/all.txt --python-version 3.11 --output-file build/lock/cpu.txt
+	$(COMPILE) pyproject.toml requirements/test.in --extra pipeline --python-version 3.11 --overrides requirements/overrides.txt --output-file build/lock/all.txt
+	$(COMPILE) pyproject.toml --extra pipeline --constraints build/lock/all.txt --python-version 3.11 --output-file build/lock/cpu.txt
 	grep -vP '^(cuda-|triton==|nvidia-(?!ml-py))' build/lock/cpu.txt > $(CPU_LOCK)
 	comm -13 <(sort build/lock/cpu.txt) <(sort build/lock/all.txt) > $(TEST_LOCK)
-	$(COMPILE) pyproject.toml --extra verl --extra vllm --overrides requirements/b200-overrides.txt \
+	$(COMPILE) pyproject.toml --extra pipeline --extra verl --extra vllm --overrides requirements/b200-overrides.txt \
 		--python-version 3.12 --python-platform linux --output-file requirements/b200.lock
 
 schema: environment

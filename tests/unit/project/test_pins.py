@@ -35,8 +35,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CPU = read_pins("cpu.lock")
 B200 = read_pins("b200.lock")
 TEST = read_pins("test.lock")
-DIRECT = pins(PROJECT["dependencies"])
 EXTRAS = {name: pins(lines) for name, lines in PROJECT["optional-dependencies"].items()}
+DIRECT = pins(PROJECT["dependencies"]) | EXTRAS.pop("pipeline")  # both are the default environment
 
 
 def test_the_default_lock_holds_every_direct_dependency():
