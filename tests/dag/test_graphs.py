@@ -5,6 +5,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,16 @@ def test_target_plans_its_golden_graph(fresh, graph_of, name, arguments):
     if WRITE:
         golden.write_text(planned)
     assert planned == golden.read_text()
+
+
+def test_a_plan_imports_no_torch(fresh, tmp_path):
+    """A torch that ends its importer at once lies before the real one, so that no `except` hides an import of it."""
+    (tmp_path / "torch.py").write_text("import os\nos._exit(97)\n", encoding="utf-8")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    assert subprocess.run([sys.executable, "-c", "import torch"], env=environment, check=False).returncode == 97
+    planned = fresh.snakemake("--dry-run", "all", PYTHONPATH=path)
+    assert planned.returncode == 0 and "train_sc_tis" in planned.stdout, planned.stdout
 
 
 def test_figures_need_every_run_but_no_report(fresh):

@@ -12,7 +12,7 @@ from score_centering.figures.experiment import read_experiment
 from score_centering.figures.report import render
 from score_centering.settings import UserError
 
-PROGRAM = Path(__file__).parents[3] / "workflow" / "scripts" / "report.py"
+PROGRAMS = Path(__file__).parents[3] / "workflow" / "scripts"
 VOID = {"meta", "link", "img"}
 
 
@@ -106,12 +106,18 @@ def test_a_missing_file_is_named(tiny, tmp_path, name):
         render(read_experiment(folder, ["sc"]), {"sc": ""}, folder)
 
 
-def test_the_program_needs_no_torch(tiny, tmp_path):
+@pytest.mark.parametrize(
+    ("program", "option", "written"),
+    [("report.py", "--output", ""), ("figures.py", "--output-dir", "figures/reward.svg")],
+)
+def test_the_program_needs_no_torch(tiny, tmp_path, program, option, written):
     settings = {"experiment": "tiny", "arms": ["sc"], "seeds": [0], "control": None, "descriptions": {"sc": "x"}}
     settings["figures"] = {"smoothing_steps": 5}
-    start = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
+    path = str(PROGRAMS / program)
+    start = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({path!r}, run_name='__main__')"
     command = [sys.executable, "-W", "error", "-c", start, "--experiment-dir", str(tiny)]
-    command += ["--output", str(tmp_path / "report.html"), "--settings", json.dumps(settings)]
+    command += [option, str(tmp_path / "output"), "--settings", json.dumps(settings)]
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    opening = "<?xml" if written else "<!doctype html>"
+    assert (tmp_path / "output" / written).read_text(encoding="utf-8").startswith(opening)
