@@ -159,6 +159,7 @@ RUN_BY = {
     "python benchmarks/requantise.py --device cuda": GPU,
     "python benchmarks/routing.py": LONG,
     "python benchmarks/scaling.py --device cuda": GPU,
+    "python benchmarks/startup.py": LONG,
     "python benchmarks/transport.py": LONG,
 }
 
