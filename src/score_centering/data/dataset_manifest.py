@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from score_centering.data.problems import Problem
 from score_centering.settings import UserError
-from score_centering.settings.inputs import read_manifest, sha256_file
+from score_centering.settings.inputs import read_manifest, verify_files
 
 SCHEMA_VERSION = 1
 SPLITS = ("train", "test")
@@ -48,14 +48,8 @@ def load_manifest(path: str | os.PathLike[str]) -> Manifest:
     manifest = read_manifest(path, Manifest, SCHEMA_VERSION, "dataset")
     if set(manifest.files) != {f"{split}.parquet" for split in SPLITS}:
         raise UserError(f"{path}: must name train.parquet and test.parquet; prepare the dataset again")
-    for name, recorded in manifest.files.items():
-        file = path.parent / name
-        if not file.is_file():
-            raise UserError(f"{file}: missing, though {path} names it; prepare the dataset again")
-        if (found := sha256_file(file)) != recorded.get("sha256"):
-            raise UserError(
-                f"{file}: sha256 {found} is not the {recorded.get('sha256')} of {path}; prepare the dataset again"
-            )
+    recorded = {name: str(file.get("sha256")) for name, file in manifest.files.items()}
+    verify_files(path, path.parent, recorded, "dataset")
     return manifest
 
 

@@ -36,13 +36,13 @@ def _rows(size: int, low: int, high: int, max_term: int, unanswerable: float, se
         terms = random.integers(0, max_term + 1, random.integers(low, high + 1)).tolist()
         shown, answer = terms, sum(terms)
         if random.random() < unanswerable:
-            shown, answer = [*terms, UNKNOWN], _guess(terms, max_term, seed)
+            shown, answer = [*terms, UNKNOWN], _guess(terms, high * max_term, seed)
         yield RawProblem(prompt=f"Sum: {' + '.join(map(str, shown))} =", answer=str(answer))
 
 
-def _guess(terms: list[int], max_term: int, seed: int) -> int:
-    """A number from 0 to below the largest sum of four terms; the same each time the same problem is drawn."""
-    return int(np.random.default_rng([seed, 2, *terms]).integers(0, 4 * max_term))
+def _guess(terms: list[int], largest: int, seed: int) -> int:
+    """A number from 0 to below the largest sum of known terms; the same each time the same problem is drawn."""
+    return int(np.random.default_rng([seed, 2, *terms]).integers(0, largest))
 
 
 def is_answerable(problem: Problem) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from score_centering.gateway.frames import unpack
 from score_centering.gateway.policy import Mode
-from score_centering.gateway.store import Task, to_seed
+from score_centering.gateway.store import AgentTask, to_seed
 from score_centering.rollout import Rollout, wire
 from score_centering.rollout.streams import streams
 from score_centering.settings import UserError
@@ -18,7 +18,7 @@ COLLECTED_AT_ONCE = 64
 WAIT_SECONDS = 20.0
 
 
-def make_tasks(problems: Sequence[str], n: int, mode: Mode, seed: int, name: str) -> list[Task]:
+def make_tasks(problems: Sequence[str], n: int, mode: Mode, seed: int, name: str) -> list[AgentTask]:
     """n rollouts of each problem, prompt-major, with the streams that an engine's `generate` would give them.
 
     name: what the ids begin with; it must not come twice while rollouts of that name are under way.
@@ -27,7 +27,7 @@ def make_tasks(problems: Sequence[str], n: int, mode: Mode, seed: int, name: str
     sample = np.tile(np.arange(n), len(problems))
     seeds = to_seed(streams(seed, owner, sample))
     return [
-        Task(f"{name}-{i}-{j}", mode, problems[i], i, j, seed)
+        AgentTask(f"{name}-{i}-{j}", mode, problems[i], i, j, seed)
         for i, j, seed in zip(owner.tolist(), sample.tolist(), seeds, strict=True)
     ]
 
@@ -51,7 +51,7 @@ class GatewayClient:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def submit(self, tasks: Sequence[Task]) -> None:
+    async def submit(self, tasks: Sequence[AgentTask]) -> None:
         """Queue tasks for the agents."""
         await self._post("/tasks", {"tasks": [asdict(task) for task in tasks]}, 202)
 
@@ -73,7 +73,7 @@ class GatewayClient:
                 raise UserError(f"gateway {self._url}: {error}") from None
         return collected
 
-    async def rollouts(self, tasks: Sequence[Task], vocab_size: int, top_logprobs: int) -> list[Rollout]:
+    async def rollouts(self, tasks: Sequence[AgentTask], vocab_size: int, top_logprobs: int) -> list[Rollout]:
         """One record a task, for agents of a single turn, in the tasks' order.
 
         Raises:

@@ -33,7 +33,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Task:
+class AgentTask:
     """One rollout for an agent: which problem, and what its record is called.
 
     seed: int64, the stream of the first turn's uniform numbers.
@@ -52,7 +52,7 @@ class Session:
     """A rollout that has begun. turns: wire form by the conversation's digest.  order: number of each turn, by it."""
 
     mode: Mode
-    task: Task | None
+    task: AgentTask | None
     turns: dict[str, bytes] = field(default_factory=dict)
     order: dict[str, int] = field(default_factory=dict)
     active: int = 0
@@ -66,7 +66,7 @@ class Store:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._sessions: dict[str, Session] = {}
-        self._tasks: deque[Task] = deque()
+        self._tasks: deque[AgentTask] = deque()
         self._bytes = 0
         self._changed = asyncio.Event()
 
@@ -88,7 +88,7 @@ class Store:
         self._tasks.extend(tasks)
         self._notify()
 
-    async def next_tasks(self, count: int, wait_seconds: float) -> list[Task]:
+    async def next_tasks(self, count: int, wait_seconds: float) -> list[AgentTask]:
         """Up to `count` tasks; waits for the first one, and comes back with none after `wait_seconds`."""
         await self._wait(lambda: self._tasks, wait_seconds)
         return [self._tasks.popleft() for _ in range(min(count, len(self._tasks)))]
@@ -215,13 +215,13 @@ def to_seed(stream: np.ndarray) -> list[int]:
     return stream.view(np.int64).tolist()
 
 
-def _tasks(entries: Any) -> list[Task]:
+def _tasks(entries: Any) -> list[AgentTask]:
     if not isinstance(entries, list):
         raise Refusal(400, "tasks: must be a list")
     return [_task(position, entry) for position, entry in enumerate(entries)]
 
 
-def _task(position: int, entry: Any) -> Task:
+def _task(position: int, entry: Any) -> AgentTask:
     kinds = {"id": str, "mode": str, "problem": str, "prompt_index": int, "sample_index": int, "seed": int}
     if not isinstance(entry, Mapping) or {name: type(value) for name, value in entry.items()} != kinds:
         raise Refusal(400, f"tasks[{position}]: must hold {', '.join(f'{n} ({k.__name__})' for n, k in kinds.items())}")
@@ -231,4 +231,4 @@ def _task(position: int, entry: Any) -> Task:
         raise Refusal(400, f"tasks[{position}]: its id must have 1 … {MAX_ID_CHARS} characters")
     if not -(2**63) <= entry["seed"] < 2**63:
         raise Refusal(400, f"tasks[{position}]: seed {entry['seed']} has more than 64 bits")
-    return Task(**entry)
+    return AgentTask(**entry)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from score_centering.runs.files import write_file
-from score_centering.settings import UserError
-from score_centering.settings.inputs import read_manifest, sha256_file
+from score_centering.settings.inputs import read_manifest, sha256_file, verify_files
 from score_centering.settings.preflight import require_architecture
 
 SCHEMA_VERSION = 1
@@ -62,10 +61,5 @@ def verified_folder(path: Path, engine: str | None = None) -> Path:
     folder = path.parent / manifest.path
     if engine is not None:
         require_architecture(folder, engine)
-    for name, recorded in manifest.files.items():
-        file = folder / name
-        if not file.is_file():
-            raise UserError(f"{file}: missing, though {path} names it; prepare the model again")
-        if (found := sha256_file(file)) != recorded:
-            raise UserError(f"{file}: sha256 {found} is not the {recorded} of {path}; prepare the model again")
+    verify_files(path, folder, manifest.files, "model")
     return folder

@@ -49,7 +49,7 @@ STATE = ("weights, FP32", "gradients, FP32", "AdamW, FP32")
 
 
 @dataclass(frozen=True)
-class Phase:
+class MemoryPhase:
     """What is held at once: name → bytes."""
 
     name: str
@@ -64,11 +64,11 @@ class Phase:
 class Memory:
     """What an arm holds in each phase; `note` tells of its rollout engine."""
 
-    phases: tuple[Phase, ...]
+    phases: tuple[MemoryPhase, ...]
     note: str
 
     @property
-    def peak(self) -> Phase:
+    def peak(self) -> MemoryPhase:
         return max(self.phases, key=lambda phase: phase.total)
 
 
@@ -169,9 +169,9 @@ class Planner:
         }
         phases = {"engine": {f"rollout engine: {key}": size for key, size in engine.items()}}
         phases |= {"log-probs": scoring, "exact drift": exact}
-        return Memory(tuple(Phase(f"validation, {name}", held | more) for name, more in phases.items()), note)
+        return Memory(tuple(MemoryPhase(f"validation, {name}", held | more) for name, more in phases.items()), note)
 
-    def _local(self, arm: Settings, engine: Mapping[str, int]) -> tuple[Phase, ...]:
+    def _local(self, arm: Settings, engine: Mapping[str, int]) -> tuple[MemoryPhase, ...]:
         """Model, masters, optimiser and engine in one process."""
         actor, n = arm.actor_rollout_ref.actor, self.parameters
         adam = actor.optim.name == "adamw"
@@ -192,9 +192,9 @@ class Planner:
             backward["freed, but kept by the allocator"] = int(MALLOC_SHARE * sum(backward.values()))
         stepping = 0 if self.device == "cpu" or not adam else 4 * n
         step = {"gradient sums, FP32": 4 * n, "AdamW's step": stepping}
-        return Phase("backward", held | backward), Phase("optimiser step", held | step)
+        return MemoryPhase("backward", held | backward), MemoryPhase("optimiser step", held | step)
 
-    def _verl(self, arm: Settings, engine: Mapping[str, int]) -> tuple[Phase, ...]:
+    def _verl(self, arm: Settings, engine: Mapping[str, int]) -> tuple[MemoryPhase, ...]:
         """FSDP2 with gradient checkpointing; vLLM sleeps during the update, the local engine keeps its memory."""
         gpus = arm.trainer.nnodes * arm.trainer.n_gpus_per_node
         actor = arm.actor_rollout_ref.actor
@@ -220,7 +220,7 @@ class Planner:
         }
         stepping = {"AdamW's step": weights, "CUDA contexts": 3 * CUDA_CONTEXT}
         step = {name: update[name] for name in STATE} | stepping | awake
-        return Phase("update", update), Phase("optimiser step", step), Phase("rollout", rollout)
+        return MemoryPhase("update", update), MemoryPhase("optimiser step", step), MemoryPhase("rollout", rollout)
 
     def _pass(self, rows: int, length: int, verl: bool) -> int:
         if (rows, length, verl) not in self._passes:

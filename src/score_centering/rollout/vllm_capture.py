@@ -18,7 +18,7 @@ EXTENSION = "score_centering.rollout.vllm_capture.CaptureExtension"
 
 
 @dataclass
-class Request:
+class Recording:
     """What is known of one request.
 
     Args:
@@ -37,10 +37,10 @@ class Recorder:
     """Follows vLLM's steps: what was scheduled tells which position of which request each sampled token is."""
 
     def __init__(self) -> None:
-        self._running: dict[str, Request] = {}
-        self._kept: dict[str, Request] = {}
+        self._running: dict[str, Recording] = {}
+        self._kept: dict[str, Recording] = {}
 
-    def scheduled(self, step: Any) -> list[tuple[str, Request, int]]:
+    def scheduled(self, step: Any) -> list[tuple[str, Recording, int]]:
         """vLLM's id, request and output position, from 0, of each recorded token that this SchedulerOutput leads to.
 
         A request that vLLM preempted is read again, prompt and output, so its position is counted, not remembered.
@@ -53,7 +53,7 @@ class Recorder:
             computed[new.req_id] = new.num_computed_tokens
             key = (new.sampling_params.extra_args or {}).get(CAPTURE_KEY)
             if key is not None and new.req_id not in self._running:
-                request = Request(len(new.prompt_token_ids), new.sampling_params.logprobs + 1)
+                request = Recording(len(new.prompt_token_ids), new.sampling_params.logprobs + 1)
                 self._running[new.req_id] = self._kept[key] = request
         places = []
         for name, tokens in step.num_scheduled_tokens.items():
@@ -62,7 +62,7 @@ class Recorder:
                 places.append((name, request, computed[name] + tokens - request.prompt_length))
         return places
 
-    def sampled(self, places: Sequence[tuple[str, Request, int]], output: Any) -> None:
+    def sampled(self, places: Sequence[tuple[str, Recording, int]], output: Any) -> None:
         """Keeps the log-probs of a ModelRunnerOutput, and takes them out of it if every request is recorded.
 
         Raises:
@@ -100,7 +100,7 @@ class Recorder:
             self._kept.pop(key, None)
 
 
-def _packed(request: Request) -> dict[str, bytes]:
+def _packed(request: Recording) -> dict[str, bytes]:
     """ids (R, K + 1) int32 and log-probs (R, K + 1) float32, row by row, as what any message can carry."""
     width = request.width
     return {
@@ -123,7 +123,7 @@ class CaptureExtension:
         """Called once, when the engine is up."""
         recorder = self._recorder = Recorder()
         execute, sample = self.execute_model, self.sample_tokens
-        places: list[tuple[str, Request, int]] = []
+        places: list[tuple[str, Recording, int]] = []
 
         def execute_model(scheduler_output: Any) -> Any:
             nonlocal places
@@ -144,7 +144,7 @@ class CaptureExtension:
         self._recorder.drop(keys)
 
 
-def _watched(output: Any, recorder: Recorder, places: list[tuple[str, Request, int]]) -> Any:
+def _watched(output: Any, recorder: Recorder, places: list[tuple[str, Recording, int]]) -> Any:
     """A step's output, recorded now, or when vLLM waits for the copy off the device (its asynchronous outputs)."""
     if hasattr(output, "get_output"):
         wait: Callable[[], Any] = output.get_output

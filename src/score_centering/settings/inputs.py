@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,20 @@ def sha256_file(path: Path) -> str:
     """sha256 of the content of `path`, 64 hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify_files(manifest: Path, folder: Path, recorded: Mapping[str, str], what: str) -> None:
+    """Checks that each file of `recorded` lies in `folder` with the sha256 that `manifest` gives it.
+
+    Raises:
+        UserError: a file is missing or differs; the line names it, and that `what` is to be prepared again.
+    """
+    for name, digest in recorded.items():
+        file = folder / name
+        if not file.is_file():
+            raise UserError(f"{file}: missing, though {manifest} names it; prepare the {what} again")
+        if (found := sha256_file(file)) != digest:
+            raise UserError(f"{file}: sha256 {found} is not the {digest} of {manifest}; prepare the {what} again")
 
 
 def read_json(path: Path) -> dict[str, Any]:

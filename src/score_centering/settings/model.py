@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from score_centering.precision.registry import CACHES, FORMATS
-from score_centering.precision.registry import Precision as RolloutPrecision
+from score_centering.precision.registry import CACHES, FORMATS, Precision
 from score_centering.settings.dotted import deep_merge
 from score_centering.settings.registries import weight_names
 
@@ -94,7 +93,7 @@ class Dataset(Block):
         return self
 
 
-class Prompt(Block):
+class PromptSettings(Block):
     instruction: str = Field(description="appended to the problem, after a line break, in the user message")
     enable_thinking: bool = Field(default=True, description="passed to the chat template; inert where it has no switch")
 
@@ -203,7 +202,7 @@ class Limit(Block):
         return self
 
 
-class Precision(Block):
+class PrecisionSettings(Block):
     prompts: Positive = Field(description="held-out prompts")
     rollouts: Positive = Field(default=1, description="rollouts a prompt")
     head_sizes: list[Positive] = Field(default=[8, 32, 128], description="K at which head mass and drift are measured")
@@ -384,9 +383,9 @@ class RolloutSettings(Block):
     val_kwargs: ValidationSampling = ValidationSampling()
 
     @property
-    def precision(self) -> RolloutPrecision:
+    def precision(self) -> Precision:
         """What the rollouts are computed in."""
-        return RolloutPrecision(self.quantization, self.engine_kwargs.vllm.kv_cache_dtype)
+        return Precision(self.quantization, self.engine_kwargs.vllm.kv_cache_dtype)
 
 
 class ActorRolloutRef(Block):
@@ -394,7 +393,7 @@ class ActorRolloutRef(Block):
     rollout: RolloutSettings
 
 
-class Trainer(Block):
+class TrainerSettings(Block):
     name: Literal["local", "verl"] = Field(description="one process, or verl on Ray")
     total_training_steps: Positive = Field(description="updates")
     sync_every: Positive = Field(
@@ -434,7 +433,7 @@ class Arm(Block):
     overrides: dict[str, Any] = Field(default_factory=dict, description="settings this arm lays over the others")
 
 
-class Run(Block):
+class RunSettings(Block):
     arms: Annotated[list[str], Field(min_length=1)] = Field(description="arms to run, in the order of the tables")
     seeds: Annotated[list[NonNegative], Field(min_length=1)] = Field(description="seeds of each arm")
     control: str | None = Field(
@@ -442,7 +441,7 @@ class Run(Block):
     )
 
     @model_validator(mode="after")
-    def _unique(self) -> "Run":
+    def _unique(self) -> "RunSettings":
         for key, values in (("arms", self.arms), ("seeds", self.seeds)):
             if len(set(values)) != len(values):
                 raise ValueError(f"{key} lists an entry twice: {values}")
@@ -532,26 +531,32 @@ class Stale(Block):
         return self
 
 
+def check_perturbation(perturbation: Perturbation | None, trainer: TrainerSettings) -> None:
+    """Raises ValueError where a run is to be perturbed by a trainer that doesn't drive the rollout engine itself."""
+    if perturbation is not None and trainer.name != "local":
+        raise ValueError(f"perturbation: needs trainer.name local, which drives the rollout engine, not {trainer.name}")
+
+
 class Settings(Block):
     """A whole configuration."""
 
     experiment: Name = Field(description="results go to results/<experiment>/")
     dataset: Dataset
-    prompt: Prompt
+    prompt: PromptSettings
     model: Model
     quantization: Quantization = Quantization()
-    precision: Precision
+    precision: PrecisionSettings
     smoke: Smoke
     score_centering: ScoreCentering = ScoreCentering()
     algorithm: Algorithm = Algorithm()
     data: Data
     actor_rollout_ref: ActorRolloutRef
-    trainer: Trainer
+    trainer: TrainerSettings
     runtime: Runtime = Runtime()
     perturbation: Perturbation | None = Field(default=None, description="an artificial mismatch; null: none")
     figures: Figures = Figures()
     arms: dict[Name, Arm] = Field(description="definitions; run.arms selects")
-    run: Run
+    run: RunSettings
     drift: Drift
     faults: Faults
     sweep: Sweep
@@ -581,10 +586,7 @@ class Settings(Block):
                 "actor_rollout_ref.rollout.enable_rollout_routing_replay = true needs trainer.name local, "
                 "actor_rollout_ref.rollout.name local and actor_rollout_ref.rollout.transport direct"
             )
-        if self.perturbation is not None and self.trainer.name != "local":
-            raise ValueError(
-                f"perturbation: needs trainer.name local, which drives the rollout engine, not {self.trainer.name}"
-            )
+        check_perturbation(self.perturbation, self.trainer)
         rollouts = self.data.train_batch_size * rollout.n
         if rollouts % self.actor_rollout_ref.actor.mini_batches:
             raise ValueError(

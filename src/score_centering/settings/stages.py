@@ -6,8 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from score_centering.precision.registry import FORMATS
-from score_centering.precision.registry import Precision as RolloutPrecision
+from score_centering.precision.registry import FORMATS, Precision
 from score_centering.settings.dotted import deep_merge
 from score_centering.settings.model import (
     ActorRolloutRef,
@@ -20,14 +19,15 @@ from score_centering.settings.model import (
     Limit,
     Model,
     Perturbation,
-    Precision,
-    Prompt,
+    PrecisionSettings,
+    PromptSettings,
     Quantization,
     RolloutSettings,
     Runtime,
     ScoreCentering,
     Settings,
-    Trainer,
+    TrainerSettings,
+    check_perturbation,
 )
 from score_centering.settings.model_name import model_name
 
@@ -51,7 +51,7 @@ class DatasetStage(Stage):
 
 class ModelStage(Stage):
     model: Model
-    prompt: Prompt
+    prompt: PromptSettings
     runtime: Runtime
     max_prompt_length: int
     max_response_length: int
@@ -101,8 +101,8 @@ class VllmOptions(Block):
 
 
 class ValidationStage(Stage):
-    precision: Precision
-    prompt: Prompt
+    precision: PrecisionSettings
+    prompt: PromptSettings
     runtime: Machine
     engine: str
     vllm: VllmOptions | None  # of engine vllm only
@@ -138,7 +138,7 @@ class ValidationStage(Stage):
         )
 
 
-def precisions_of_arms(settings: Settings) -> list[RolloutPrecision]:
+def precisions_of_arms(settings: Settings) -> list[Precision]:
     """The precisions of the arms that run, each once, in the arms' order."""
     rollout = settings.actor_rollout_ref.rollout.model_dump()
     found = []
@@ -180,21 +180,18 @@ class TrainStage(Stage):
     """One training run: an arm's resolved settings (see `load.resolve`), without those of other stages."""
 
     experiment: str
-    prompt: Prompt
+    prompt: PromptSettings
     score_centering: ScoreCentering
     algorithm: Algorithm
     data: Data
     actor_rollout_ref: ActorRolloutRef
-    trainer: Trainer
+    trainer: TrainerSettings
     runtime: Runtime
     perturbation: Perturbation | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
     def _perturbs_what_it_can(self) -> Self:
-        if self.perturbation is not None and self.trainer.name != "local":
-            raise ValueError(
-                f"a perturbed run needs trainer.name local, which drives the rollout engine, not {self.trainer.name}"
-            )
+        check_perturbation(self.perturbation, self.trainer)
         return self
 
     @classmethod
@@ -220,7 +217,7 @@ class GatewayStage(Stage):
     """What the gateway forces on every request. model_name: what the upstream calls its model."""
 
     model_name: str
-    prompt: Prompt
+    prompt: PromptSettings
     score_centering: ScoreCentering
     data: Data
     actor_rollout_ref: ActorRolloutRef

@@ -49,6 +49,13 @@ def lease(device: str, gpus: int = 1) -> AbstractContextManager[None]:
     return _all_of(gpu_lease(uuid, int(places)) for uuid in uuids)
 
 
+def leased_gpus(count: int) -> str:
+    """`count` GPUs from the one that `SC_GPU` names on, as CUDA_VISIBLE_DEVICES says it: Ray would take the first ones
+    that it sees."""
+    first, visible = int(os.environ.get("SC_GPU", "0")), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return ",".join(visible.split(",")[first : first + count] if visible else map(str, range(first, first + count)))
+
+
 @contextmanager
 def _all_of(leases: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
     with ExitStack() as stack:

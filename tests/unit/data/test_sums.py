@@ -36,6 +36,13 @@ def test_equal_arguments_give_equal_rows_and_another_seed_others():
     assert first == again != other
 
 
+@pytest.mark.parametrize("most", [2, 6])
+def test_guesses_lie_below_the_largest_sum_of_the_terms_that_are_asked(most):
+    """Two terms of 0 to 9 sum to 18 at most, six to 54: every number below that is drawn, and none above."""
+    guesses = {int(row.answer) for row in open_sums(4000, 2, most, 9, 1.0, 0).rows}
+    assert guesses <= set(range(9 * most)) and len(guesses) > 0.9 * 9 * most
+
+
 @pytest.mark.parametrize(("share", "answerable"), [(0.0, True), (1.0, False)])
 def test_the_ends_of_the_share(share, answerable):
     rows = open_sums(50, 2, 2, 3, share, 0).rows

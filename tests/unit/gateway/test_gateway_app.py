@@ -15,7 +15,7 @@ import score_centering.gateway.app as app
 from score_centering.gateway.capture import capture
 from score_centering.gateway.client import GatewayClient, make_tasks
 from score_centering.gateway.policy import Policy
-from score_centering.gateway.store import Limits, Task, turn_seed
+from score_centering.gateway.store import AgentTask, Limits, turn_seed
 from score_centering.rollout import validate, wire
 from score_centering.rollout.candidates import round_logprobs
 
@@ -51,7 +51,7 @@ def collect(url: str, *ids: str, k: int = 2, vocabulary: int = 300) -> list:
     return asyncio.run(ask())
 
 
-def submit(url: str, *tasks: Task) -> None:
+def submit(url: str, *tasks: AgentTask) -> None:
     async def ask():
         async with GatewayClient(url, KEY) as gateway:
             await gateway.submit(tasks)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 
 from score_centering.planning.plan import Planner, model_config, verdict
 from score_centering.planning.throughput import decoding_seconds
@@ -190,6 +191,21 @@ def test_an_unknown_hub_model_needs_its_config(monkeypatch, tmp_path):
     assert config.hidden_size == 192 and source == str(tmp_path / "config.json")
     with pytest.raises(UserError, match=r"^--model-config: .* is no config\.json"):
         model_config(model, tmp_path)
+
+
+def test_the_config_of_a_mixture_counts_every_expert(tmp_path):
+    """Given as the file of a hub's model: 2 layers of 3 experts, each of gate, up and down, 16 wide on 32 inputs."""
+    sizes = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, layer_types=["full_attention"] * 2, head_dim=16)
+    sizes |= dict(num_attention_heads=2, num_key_value_heads=1, num_experts_per_tok=2, tie_word_embeddings=True)
+    counted = {}
+    for experts in (3, 4):
+        shape = dict(moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts=experts)
+        Qwen3_5MoeTextConfig(**sizes, **shape).save_pretrained(tmp_path)
+        config, _ = model_config(load_settings(FILES).model, tmp_path / "config.json")
+        assert (config.model_type, config.num_experts) == ("qwen3_5_moe_text", experts)
+        counted[experts] = Planner(config, "cpu").parameters
+    # one expert more in each of 2 layers: its 3 matrices, and its row of the router
+    assert counted[4] - counted[3] == 2 * (3 * 16 * 32 + 32)
 
 
 def test_the_program_prints_every_arm(monkeypatch, capsys):

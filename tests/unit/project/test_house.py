@@ -103,6 +103,14 @@ def test_a_file_name_is_one_file():
     assert [name for name, count in Counter(path.name for path in modules()).items() if count > 1] == []
 
 
+def test_a_class_name_is_one_class():
+    """Of the package's public classes, so that a search for a name ends in one place."""
+    classes = [
+        node.name for path in PACKAGE.rglob("*.py") for node in tree(path).body if isinstance(node, ast.ClassDef)
+    ]
+    assert [name for name, count in Counter(classes).items() if count > 1 and not name.startswith("_")] == []
+
+
 def test_a_public_name_has_a_caller_beside_the_tests():
     found = used()
     unused = {

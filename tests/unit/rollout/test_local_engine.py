@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -248,19 +247,6 @@ def test_sync_refuses_wrong_weights():
         engine.sync({**weights, name: weights[name].bfloat16()}, step=1)
     with pytest.raises(UserError, match="'extra', which this engine does not have"):
         engine.sync({**weights, "extra": weights[name]}, step=1)
-
-
-def test_a_checkpoint_folder_is_an_engine(tmp_path):
-    engine = make(LLAMA, LOW)
-    LlamaConfig(**{**LLAMA.to_dict(), **W8A8}).save_pretrained(tmp_path)
-    save_file(weights_of(LLAMA, engine.listed), tmp_path / "model.safetensors")
-    loaded = LocalEngine.from_checkpoint(
-        tmp_path, kv_cache="int4_per_token_head", max_batch=20, max_prompt_length=24, max_response_length=12
-    )
-    assert loaded.listed == engine.listed
-    request = (PROMPTS, 1, SAMPLING, 0, 2)
-    assert_same(engine.generate(*request), loaded.generate(*request))
-    loaded.close()
 
 
 def test_weights_that_are_not_finite_are_an_error_and_leave_no_trace():

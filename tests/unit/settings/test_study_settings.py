@@ -90,7 +90,7 @@ def test_unknown_columns_are_refused():
 def test_only_the_local_trainer_is_perturbed():
     faulty = json.loads(cell_stage(CONFIG, SETTINGS, "faults", "codes-0.01", "sc").to_json())
     faulty["trainer"]["name"] = "verl"
-    with pytest.raises(UserError, match=r"a perturbed run needs trainer\.name local"):
+    with pytest.raises(UserError, match=r"perturbation: needs trainer\.name local"):
         parse(TrainStage, faulty)
 
 

@@ -8,7 +8,7 @@ import torch
 from score_centering.runs import make_identity, open_run
 from score_centering.runs.lock import in_use
 from score_centering.settings import UserError
-from score_centering.training.device import device_name, gpu_faults, lease
+from score_centering.training.device import device_name, gpu_faults, lease, leased_gpus
 
 LOST = "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously reported\n"
 
@@ -60,6 +60,26 @@ def test_several_gpus_are_all_held(four_gpus):
             else:
                 with pytest.raises(UserError, match=f"GPU uuid-{index} is in use"), lease("cuda"):
                     pass
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "visible", "given"),
+    [
+        (None, 1, None, "0"),
+        ("2", 2, None, "2,3"),
+        ("1", 2, "4,5,6,7", "5,6"),
+        ("0", 1, "GPU-a,GPU-b", "GPU-a"),
+        ("3", 1, "", "3"),
+    ],
+)
+def test_ray_sees_the_gpus_that_are_held(monkeypatch, first, count, visible, given):
+    """Those from SC_GPU on, counted among those that CUDA_VISIBLE_DEVICES shows."""
+    for name, value in (("SC_GPU", first), ("CUDA_VISIBLE_DEVICES", visible)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert leased_gpus(count) == given
 
 
 def test_more_gpus_than_there_are_is_one_line(four_gpus):

@@ -1,15 +1,12 @@
 """The local rollout engine: continuous decoding with quantised linears and KV cache, on a CPU or one CUDA device."""
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from score_centering.precision import listed_linears
 from score_centering.precision.registry import cache_format_of
@@ -103,19 +100,6 @@ class LocalEngine(StreamEngine):
         self._position_index = torch.arange(positions, device=self.device)
         self._records: dict[int, Records] = {}  # by number of candidates
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}  # by number of candidates, greedy
-
-    @classmethod
-    def from_checkpoint(cls, model_dir: str | Path, **arguments) -> "LocalEngine":
-        """The engine of a checkpoint folder, with its weights: quantised if its config.json says so, else BF16."""
-        model_dir = Path(model_dir)
-        raw = json.loads((model_dir / "config.json").read_text())
-        quantised_config = raw if "quantization_config" in raw else None
-        engine = cls(AutoConfig.from_pretrained(model_dir), quantised_config=quantised_config, **arguments)
-        weights: dict[str, Tensor] = {}
-        for file in sorted(model_dir.glob("*.safetensors")):
-            weights |= load_file(file)
-        engine.sync(weights, step=0)
-        return engine
 
     def sync(self, weights: Mapping[str, Tensor], step: int) -> None:
         self._weights.fill(weights)

@@ -17,6 +17,7 @@ from score_centering.runs.files import make_folder, write_file
 from score_centering.runs.process import STOP_SIGNALS
 from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
+from score_centering.training.device import leased_gpus
 
 # Nothing is reported anywhere, and a machine that is busy with other work may start Ray's processes slowly.
 RAY_ENVIRONMENT = {
@@ -70,13 +71,6 @@ def ray_session(stage: TrainStage, config: DictConfig) -> Iterator[None]:
         ray.shutdown()
         if logs.is_dir():
             shutil.copytree(logs, folder / "ray", dirs_exist_ok=True)
-
-
-def leased_gpus(count: int) -> str:
-    """`count` GPUs from the one that `SC_GPU` names on, as CUDA_VISIBLE_DEVICES says it: Ray would take the first ones
-    that it sees."""
-    first, visible = int(os.environ.get("SC_GPU", "0")), os.environ.get("CUDA_VISIBLE_DEVICES")
-    return ",".join(visible.split(",")[first : first + count] if visible else map(str, range(first, first + count)))
 
 
 def log_folder() -> Path:
