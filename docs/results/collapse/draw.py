@@ -135,6 +135,39 @@ def shares(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return grouped.agg(runs=("dead", "size"), dead=("dead", "sum"), lost=("lost", "sum"), last=("reward_last", "mean"))
 
 
+def taken_away(runs: pd.DataFrame) -> pd.DataFrame:
+    """Uncorrected and centred runs and how many died: with every condition, and with one of them taken away.
+
+    With every condition: noise of 0.2 to 0.3, SGD at 0.75 to 1.5 without decay, gradient clip 0.3.
+    """
+    runs = runs[runs["arm"].isin(list(ARM)) & ~runs["fresh_noise"]]
+    noise, sgd = runs["sampler"].str.contains(r"noise 0\.(?:2|25|3)$"), runs["optimizer"] == "sgd"
+    rate, constant = runs["lr"].between(0.75, 1.5), runs["schedule"] == "constant"
+    clip = runs["grad_clip"].round(2)
+    every = noise & sgd & rate & constant & (clip == 0.3)
+    cases = {
+        "every condition": every,
+        "128 or 256 rollouts a step": every & (runs["prompts"] * runs["n"] < 512),
+        "512 rollouts or more": every & (runs["prompts"] * runs["n"] >= 512),
+        "less filler (0.4 for 0.6)": every & (runs["filler"] < 0.5),
+        "no gradient clip": noise & sgd & rate & constant & clip.isna(),
+        "tighter clip (0.1, 0.15)": noise & sgd & rate & constant & (clip < 0.2),
+        "rate that decays (cosine)": noise & sgd & rate & (clip == 0.3) & (runs["schedule"] == "cosine"),
+        "rate of 0.6": noise & sgd & constant & (runs["lr"] < 0.75),
+        "3-bit weights for the noise": (runs["sampler"] == "3-bit weights") & sgd & rate & constant & (clip == 0.3),
+        "4-bit weights": (runs["sampler"] == "4-bit weights") & sgd & rate & constant & (clip == 0.3),
+        "INT8 + INT4 KV": (runs["sampler"] == "INT8 + INT4 KV") & sgd & rate & constant & (clip == 0.3),
+        "BF16": (runs["sampler"] == "BF16") & sgd & rate & constant & (clip == 0.3),
+    }
+    rows = []
+    for name, chosen in cases.items():
+        arms = {arm: runs[chosen & (runs["arm"] == arm)] for arm in ARM}
+        counts = [f"{dead(own).sum()} of {len(own)}" if len(own) else "–" for own in arms.values()]
+        lasts = [f"{own['reward_last'].mean():.2f}" if len(own) else "–" for own in arms.values()]
+        rows.append((name, *counts, *lasts))
+    return pd.DataFrame(rows, columns=["condition", "uncorrected dead", "SC dead", "uncorrected ends", "SC ends"])
+
+
 def main(output: Path = FOLDER) -> None:
     runs, steps = pd.read_parquet(FOLDER / "runs.parquet"), pd.read_parquet(FOLDER / "exploration.parquet")
     with drawing():
@@ -156,6 +189,7 @@ def main(output: Path = FOLDER) -> None:
     print("128 rollouts, no clip:\n", shares(runs[(runs["prompts"] == 16) & runs["grad_clip"].isna()],
                                              ["sampler", "fresh_noise", "arm", "lr"]).round(2), "\n")  # fmt: skip
     print("AdamW:\n", shares(runs[runs["optimizer"] == "adamw"], ["sampler", "arm"]).round(2), "\n")
+    print("one condition taken away:\n", taken_away(runs).to_string(index=False), "\n")
     fitted, other, count, others = law(runs)
     print(
         f"law: area under the curve {fitted:.2f} on the fitted half ({count} runs), {other:.2f} on the other ({others})"

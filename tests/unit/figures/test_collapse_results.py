@@ -52,6 +52,23 @@ def test_the_page_states_what_the_tables_hold(program):
     assert f"{other:.2f} ({count} runs; {fitted:.2f} on the fitted half)" in page
 
 
+def test_one_condition_taken_away(program):
+    page = (FOLDER / "README.md").read_text()
+    table = program["taken_away"](pd.read_parquet(FOLDER / "runs.parquet"))
+    assert all("| " + " | ".join(row) + " |" in page for row in table.itertuples(index=False))
+
+
+def test_taken_away_by_hand(program):
+    every = {"arm": "pg", "sampler": "noise 0.3", "optimizer": "sgd", "lr": 1.0, "schedule": "constant", "prompts": 64,
+             "n": 8, "filler": 0.6, "grad_clip": 0.3, "fresh_noise": False, "reward_last": 0.05}  # fmt: skip
+    changed = [{}, {"reward_last": 0.5}, {"arm": "sc"}, {"grad_clip": np.nan}, {"sampler": "BF16"}, {"lr": 2.0}]
+    table = program["taken_away"](pd.DataFrame([every | other for other in changed])).set_index("condition")
+    assert table.loc["every condition"].tolist() == ["1 of 2", "1 of 1", "0.28", "0.05"]
+    assert table.loc["no gradient clip"].tolist() == ["1 of 1", "–", "0.05", "–"]
+    assert table.loc["BF16", "uncorrected dead"] == "1 of 1"
+    assert table.loc["rate of 0.6", "uncorrected dead"] == "–"
+
+
 def test_the_figures_are_drawn(program, tmp_path, capsys):
     program["main"](tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"endings.png", "curves.png"}
