@@ -220,7 +220,7 @@ def test_the_gates_check_marks_are_whole_on_a_phone(browser: Browser, page: Path
 def test_every_screen_and_scheme(browser: Browser, page: Path, screen: str, dark: bool):
     width, height = SCREENS[screen]
     browser.open(page, width, height, dark)
-    assert browser.evaluate("document.querySelectorAll('.chart svg').length") == 9
+    assert browser.evaluate("document.querySelectorAll('.chart svg').length") == 11
     assert browser.evaluate("document.querySelectorAll('.bar-row').length") == 6
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate(COLLISIONS) == []
@@ -241,14 +241,14 @@ def test_every_screen_and_scheme(browser: Browser, page: Path, screen: str, dark
 def test_arms_are_switched_off_and_on(browser: Browser, page: Path):
     browser.open(page, *SCREENS["desktop"], False)
     curves = "document.querySelectorAll('.curve[data-arm=\"1\"]').length"
-    assert browser.evaluate(curves) == 7
+    assert browser.evaluate(curves) == 9
     browser.click('.chip[data-arm="1"]')
     assert browser.evaluate(curves) == 0
     assert browser.evaluate("document.querySelector('.chip[data-arm=\"1\"]').getAttribute('aria-pressed')") == "false"
     assert browser.evaluate("document.querySelectorAll('tr.off').length") == 1
     assert browser.evaluate("document.querySelectorAll('.bar-row').length") == 5
     browser.click('.chip[data-arm="1"]')
-    assert browser.evaluate(curves) == 7
+    assert browser.evaluate(curves) == 9
     for arm in range(6):
         browser.click(f'.chip[data-arm="{arm}"]')
     assert browser.evaluate("document.querySelectorAll('.chart svg').length") == 0
