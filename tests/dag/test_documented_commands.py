@@ -27,6 +27,11 @@ def test_the_collapse_trains_its_six_arms_on_a_gpu_and_on_two_cores(fresh):
         assert {arm: jobs[f"train_{arm}"] for arm in arms} == dict.fromkeys(arms, seeds)
 
 
+@pytest.mark.parametrize("preset", ["h200_x2", "node8"])
+def test_presets_of_several_gpus_plan_what_one_gpu_does(fresh, preset):
+    assert fresh.jobs("all", *B200, f"config/{preset}.yaml") == fresh.jobs("all", *B200)
+
+
 def test_the_slurm_profile_plans_without_its_plugin(fresh):
     profile = ["-e", "dryrun", "--workflow-profile", "workflow/profiles/slurm"]
     assert fresh.jobs("all", *profile, *B200) == fresh.jobs("all", *B200)

@@ -97,6 +97,18 @@ def test_a_mixture_is_planned_as_one():
     )
 
 
+@pytest.mark.parametrize(("preset", "device"), [("h200_x2", "h200"), ("node8", "h100"), ("node8", "h200")])
+def test_the_presets_of_several_gpus_fit_them(nine_billion, preset, device):
+    planner = Planner(nine_billion[0].config, device)
+    files = [*FILES, ROOT / f"config/{preset}.yaml"]
+    arms = [load_settings(files, arm=arm) for arm in load_settings(files).run.arms]
+    for arm in arms:
+        assert planner.memory(arm).peak.total < planner.memory_bytes
+    assert planner.validation(arms).peak.total < planner.memory_bytes
+    alone = planner.memory(load_settings(FILES, arm="sc")).peak.total
+    assert planner.memory(arms[0]).peak.total < alone and alone > planner.memory_bytes
+
+
 def test_two_gpus_share_the_state(nine_billion):
     planner, arm = nine_billion
     two = planner.memory(load_settings(FILES, ["trainer.n_gpus_per_node=2"], arm="sc"))

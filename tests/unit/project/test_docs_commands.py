@@ -18,6 +18,7 @@ VERL = "tests/workflow/test_verl_loop.py::"
 PIPELINE = "tests/workflow/test_pipeline.py::"
 STUDIES = PIPELINE + "test_the_studies_end_in_their_tables_and_figures"
 PLANS = "tests/dag/test_graphs.py::test_target_plans_its_golden_graph"
+SEVERAL = "tests/dag/test_documented_commands.py::test_presets_of_several_gpus_plan_what_one_gpu_does"
 STAGES = "tests/dag/test_documented_commands.py::test_stages_of_full_scale_by_their_files"
 KILLED = "tests/workflow/test_resume.py::test_a_killed_experiment_ends_in_the_bytes_of_an_undisturbed_one"
 DIAGNOSED = "tests/unit/diagnosis/test_diagnose_program.py::test_a_verdict_for_people_and_for_programs"
@@ -77,6 +78,11 @@ RUN_BY = {
     "snakemake --report": "tests/dag/test_documented_commands.py::test_snakemake_report_has_every_figure",
     "snakemake --report report.zip": "tests/dag/test_documented_commands.py::test_snakemake_report_has_every_figure",
     "snakemake -n all --configfile config/b200.yaml": PLANS,
+    "snakemake -n all --configfile config/b200.yaml config/h200_x2.yaml": SEVERAL,
+    "snakemake -n all --configfile config/b200.yaml config/node8.yaml": SEVERAL,
+    "python workflow/scripts/plan.py --configfile config/b200.yaml --configfile config/node8.yaml --device h100": (
+        "tests/unit/planning/test_plan.py::test_the_presets_of_several_gpus_fit_them"
+    ),
     "snakemake --cores 1 results/b200/dataset/manifest.json --configfile config/b200.yaml": STAGES,
     "snakemake --cores 1 results/b200/model/manifest.json --configfile config/b200.yaml": STAGES,
     "snakemake --cores 1 results/b200/model/w8a8/config.json --configfile config/b200.yaml": STAGES,
