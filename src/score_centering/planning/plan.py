@@ -45,6 +45,7 @@ KNOWN_SHAPE = "Qwen/Qwen3.5-9B"
 MALLOC_SHARE = 0.25  # measured at two small models: what a CPU's allocator keeps of what an update frees
 CUDA_CONTEXT = 1 << 30  # assumed, for each process on a GPU: context, workspaces and the allocator's rounding
 META = torch.device("meta")
+COUNTED_LENGTH = 1024  # a forward is linear in its tokens: counted as sequences of this length, faster than of long ones
 STATE = ("weights, FP32", "gradients, FP32", "AdamW, FP32")
 
 
@@ -152,14 +153,14 @@ class Planner:
         held |= {"weights, BF16": 2 * n, "quantised checkpoints": stored}
         engines = [self._engine(each, ENGINE_SLOTS) for each in arms]
         engine, note = max(engines, key=lambda found: sum(found[0].values()))
-        rows = max(1, min(FORWARD_ROLLOUTS, trainer_forward.FORWARD_TOKENS // _longest(arm)))
+        tokens = _longest(arm) * max(1, min(FORWARD_ROLLOUTS, trainer_forward.FORWARD_TOKENS // _longest(arm)))
         model = parameter_model(self.config)
         if where == "cpu":
             install_cpu_kernels(model)
         positions = arm.precision.drift_tokens * (1 + arm.precision.rollouts)
         scoring = {
             "LM head, FP32": 4 * head,
-            "forward": forward_bytes(model, rows, _longest(arm)),
+            "forward": forward_bytes(model, -(-tokens // COUNTED_LENGTH), COUNTED_LENGTH),
             "log-probs of a chunk": trainer_forward.CHUNK_BYTES[where],
         }
         exact = {
