@@ -45,7 +45,7 @@ KNOWN_SHAPE = "Qwen/Qwen3.5-9B"
 MALLOC_SHARE = 0.25  # measured at two small models: what a CPU's allocator keeps of what an update frees
 CUDA_CONTEXT = 1 << 30  # assumed, for each process on a GPU: context, workspaces and the allocator's rounding
 META = torch.device("meta")
-COUNTED_LENGTH = 1024  # a forward is linear in its tokens: counted as sequences of this length, faster than of long ones
+COUNTED_LENGTH = 1024  # a forward is linear in its tokens: counted as sequences of this length, which is faster
 STATE = ("weights, FP32", "gradients, FP32", "AdamW, FP32")
 
 
