@@ -181,11 +181,7 @@ def _float_kernel(weights_ptr, codes_ptr, scale_ptr, whole_ptr, numel, GROUPS: t
     groups, present, weight, largest = _group_tile(weights_ptr, numel, GROUPS, SIZE)
     whole = tl.load(whole_ptr + matrix)
     sixth = tl.div_rn(_number(largest), 6.0).to(tl.bfloat16).to(tl.float32)
-    scale = tl.minimum(whole * sixth, 448.0)
-    scale = tl.where(
-        scale < 0.015625, (scale + 16384.0) - 16384.0, scale
-    )  # E4M3's subnormal numbers: multiples of 2**-9
-    scale_code = _e4m3(scale)
+    scale_code = _e4m3_of_any(tl.minimum(whole * sixth, 448.0))
     scale_code = tl.where(scale_code == 0, 0x20, scale_code)
     scale_code = tl.where(largest > 0x7F80, 0x7F, scale_code)
     used = (scale_code << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
