@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from score_centering.precision.format import Format, Kind, Stored, check_matrices, rounded_product
+from score_centering.precision.format import Format, Kind, Stored, rounded_product
 
 
 class Bf16(Format):
@@ -18,9 +18,8 @@ class Bf16(Format):
     def stored(self, n_out: int, n_in: int) -> dict[str, Kind]:
         return {"weight": Kind((n_out, n_in), torch.bfloat16)}
 
-    def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        check_matrices(weights)
-        return {layer: {"weight": weight} for layer, weight in weights.items()}
+    def _quantised(self, weights: Mapping[str, Tensor]) -> list[tuple[Tensor]]:
+        return [(weight,) for weight in weights.values()]
 
     def witness(self, stored: Stored) -> Tensor:
         return stored["weight"]

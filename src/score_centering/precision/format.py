@@ -40,6 +40,7 @@ class Format(ABC):
     scheme: what compressed-tensors' configuration of the format says of `weights` and of `input_activations` (None
         where activations stay BF16).
     weight_error: the range in which the relative error of a layer's weights lies that are no special case.
+    group_size: input features that share a scale and have to fill a layer's; None: all of an output channel.
     has_scale: whether `hold` gives a scale.
     whole_scale: whether a scale belongs to a whole layer; vLLM keeps one of the layers that it joins.
     linear_backend: vLLM 0.25.0's argument of this name, unless a user sets one.
@@ -50,6 +51,7 @@ class Format(ABC):
     compressor: str
     scheme: Mapping[str, Mapping[str, Any] | None]
     weight_error: tuple[float, float]
+    group_size: int | None = None
     has_scale: bool = False
     whole_scale: bool = False
     linear_backend: str = "auto"
@@ -62,7 +64,6 @@ class Format(ABC):
             ValueError: the format can't hold this size.
         """
 
-    @abstractmethod
     def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Stored tensors of each layer, bit for bit as llm-compressor writes them on a CPU.
 
@@ -72,6 +73,15 @@ class Format(ABC):
         Raises:
             ValueError: naming a layer whose size the format can't hold.
         """
+        check_matrices(weights)
+        if self.group_size is not None:
+            for layer, weight in weights.items():
+                check_groups(f"{layer} in {self.name}", self.group_size, weight.shape[1])
+        return name_parts(self, weights, self._quantised(weights))
+
+    @abstractmethod
+    def _quantised(self, weights: Mapping[str, Tensor]) -> Iterable[Sequence[Tensor]]:
+        """Stored tensors of each of `quantise`'s layers, once they are checked, in the order of `parts`."""
 
     @abstractmethod
     def hold(self, stored: Stored) -> tuple[Tensor, Tensor | None]:

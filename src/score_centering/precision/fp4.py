@@ -9,16 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from score_centering.precision.format import (
-    Format,
-    Kind,
-    Stored,
-    check_groups,
-    check_matrices,
-    name_parts,
-    on_cuda,
-    product,
-)
+from score_centering.precision.format import Format, Kind, Stored, check_groups, on_cuda, product
 from score_centering.precision.fp8 import E4M3, LARGEST
 
 GROUP = 16
@@ -118,6 +109,7 @@ class NvFp4(Format):
     parts = ("weight_packed", "weight_scale", "weight_global_scale")
     scheme = SCHEME
     weight_error = (0.07, 0.12)
+    group_size = GROUP
     has_scale = True
     whole_scale = True
 
@@ -132,10 +124,7 @@ class NvFp4(Format):
     def together(self, layer: str) -> tuple[str, ...]:
         return joined(layer)
 
-    def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        check_matrices(weights)
-        for layer, weight in weights.items():
-            check_groups(f"{layer} in {self.name}", GROUP, weight.shape[1])
+    def _quantised(self, weights: Mapping[str, Tensor]) -> list[tuple[Tensor, ...]]:
         matrices = list(weights.values())
         if on_cuda(weights):
             from score_centering.precision import weight_kernels
@@ -147,7 +136,7 @@ class NvFp4(Format):
             whole = matrix_scale(shared_absmax(weights, largest))
             pairs = [quantise_weight(weight, each) for weight, each in zip(matrices, whole.split(1), strict=True)]
             made = [(pack(numbers), scale) for numbers, scale in pairs]
-        return name_parts(self, weights, [(*pair, each) for pair, each in zip(made, whole.split(1), strict=True)])
+        return [(*pair, each) for pair, each in zip(made, whole.split(1), strict=True)]
 
     def witness(self, stored: Stored) -> Tensor:
         """A NaN weight makes its group's scale NaN, an infinite one the matrix scale 0."""

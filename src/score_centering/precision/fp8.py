@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from score_centering.precision.format import Format, Kind, Stored, check_matrices, name_parts, on_cuda, product
+from score_centering.precision.format import Format, Kind, Stored, on_cuda, product
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -58,15 +58,12 @@ class Fp8(Format):
     def stored(self, n_out: int, n_in: int) -> dict[str, Kind]:
         return {"weight": Kind((n_out, n_in), E4M3), "weight_scale": Kind((n_out, 1), torch.bfloat16)}
 
-    def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        check_matrices(weights)
-        if on_cuda(weights):
-            from score_centering.precision import weight_kernels
+    def _quantised(self, weights: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        if not on_cuda(weights):
+            return [quantise_weight(weight) for weight in weights.values()]
+        from score_centering.precision import weight_kernels
 
-            made = weight_kernels.by_channel(self, list(weights.values()), "e4m3", LARGEST)
-        else:
-            made = [quantise_weight(weight) for weight in weights.values()]
-        return name_parts(self, weights, made)
+        return weight_kernels.by_channel(self, list(weights.values()), "e4m3", LARGEST)
 
     def hold(self, stored: Stored) -> tuple[Tensor, Tensor]:
         return stored["weight"].to(torch.bfloat16), stored["weight_scale"].float()

@@ -9,16 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from score_centering.precision.format import (
-    Format,
-    Kind,
-    Stored,
-    check_groups,
-    check_matrices,
-    name_parts,
-    on_cuda,
-    rounded_product,
-)  # fmt: skip
+from score_centering.precision.format import Format, Kind, Stored, check_groups, on_cuda, rounded_product
 
 CODES_A_WORD = 8
 _OFFSET = 8  # codes are stored as code + 8
@@ -52,8 +43,6 @@ def unpack(packed: Tensor, n_in: int) -> Tensor:
 
 
 class Int4(Format):
-    """group_size: input features that share a scale; None: all of an output channel."""
-
     compressor, parts = "pack-quantized", ("weight_packed", "weight_scale", "weight_shape")
 
     def __init__(self, name: str, group_size: int | None, weight_error: tuple[float, float]) -> None:
@@ -72,10 +61,7 @@ class Int4(Format):
             "weight_shape": Kind((2,), torch.int64),
         }
 
-    def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        check_matrices(weights)
-        for layer, weight in weights.items():
-            check_groups(f"{layer} in {self.name}", self.group_size or weight.shape[1], weight.shape[1])
+    def _quantised(self, weights: Mapping[str, Tensor]) -> list[tuple[Tensor, ...]]:
         if on_cuda(weights):
             made = self._quantise_on_cuda(list(weights.values()))
         else:
@@ -83,7 +69,7 @@ class Int4(Format):
             made = [(pack(codes), scale) for codes, scale in pairs]
         shapes = torch.tensor([weight.shape for weight in weights.values()])
         shapes = shapes.to(next(iter(weights.values())).device)
-        return name_parts(self, weights, [(*pair, shape) for pair, shape in zip(made, shapes.unbind(), strict=True)])
+        return [(*pair, shape) for pair, shape in zip(made, shapes.unbind(), strict=True)]
 
     def _quantise_on_cuda(self, weights: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         from score_centering.precision import weight_kernels

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from score_centering.precision.format import Format, Kind, Stored, check_matrices, name_parts
+from score_centering.precision.format import Format, Kind, Stored, check_matrices
 
 # A sum of 1024 products of INT8 codes stays below 127 * 128 * 1024 < 2**24, so FP32 adds them without rounding.
 EXACT_BLOCK = 1024
@@ -165,9 +165,8 @@ class Int8(Format):
     def stored(self, n_out: int, n_in: int) -> dict[str, Kind]:
         return {"weight": Kind((n_out, n_in), torch.int8), "weight_scale": Kind((n_out, 1), torch.bfloat16)}
 
-    def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        check_matrices(weights)
-        return name_parts(self, weights, quantise_weights(list(weights.values())))
+    def _quantised(self, weights: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        return quantise_weights(list(weights.values()))
 
     def hold(self, stored: Stored) -> tuple[Tensor, Tensor]:
         return stored["weight"], stored["weight_scale"].float()

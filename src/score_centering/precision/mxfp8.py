@@ -9,16 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from score_centering.precision.format import (
-    Format,
-    Kind,
-    Stored,
-    check_groups,
-    check_matrices,
-    name_parts,
-    on_cuda,
-    rounded_product,
-)  # fmt: skip
+from score_centering.precision.format import Format, Kind, Stored, check_groups, on_cuda, rounded_product
 from score_centering.precision.fp8 import E4M3, LARGEST
 
 GROUP = 32
@@ -71,22 +62,18 @@ class MxFp8(Format):
     name, compressor, parts = "mxfp8", "mxfp8-quantized", ("weight", "weight_scale")
     scheme = SCHEME
     weight_error = (0.02, 0.035)
+    group_size = GROUP
 
     def stored(self, n_out: int, n_in: int) -> dict[str, Kind]:
         check_groups(self.name, GROUP, n_in)
         return {"weight": Kind((n_out, n_in), E4M3), "weight_scale": Kind((n_out, n_in // GROUP), torch.uint8)}
 
-    def quantise(self, weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        check_matrices(weights)
-        for layer, weight in weights.items():
-            check_groups(f"{layer} in {self.name}", GROUP, weight.shape[1])
-        if on_cuda(weights):
-            from score_centering.precision import weight_kernels
+    def _quantised(self, weights: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        if not on_cuda(weights):
+            return [quantise(weight) for weight in weights.values()]
+        from score_centering.precision import weight_kernels
 
-            made = weight_kernels.power_of_two_groups(self, list(weights.values()), GROUP)
-        else:
-            made = [quantise(weight) for weight in weights.values()]
-        return name_parts(self, weights, made)
+        return weight_kernels.power_of_two_groups(self, list(weights.values()), GROUP)
 
     def witness(self, stored: Stored) -> Tensor:
         """The exponent of a group with a NaN or infinite weight is above that of any finite one."""
