@@ -27,7 +27,6 @@ from score_centering.figures.verdict import rollout_precision
 from score_centering.precision.registry import UNQUANTISED_PRECISION
 from score_centering.settings import UserError
 from score_centering.settings.dotted import differing
-from score_centering.settings.inputs import read_json
 
 SHOWN = (("Last reward", "reward_last"), ("Peak kept", "reward_share_kept"), ("Final K3", "k3_kl_final"))
 OVERLAYS = {"reward": ("reward_mean", REWARD_LABEL, False), "k3_kl": ("k3_kl", K3_LABEL, True)}
@@ -45,8 +44,8 @@ def control_of(first: Experiment, second: Experiment) -> str | None:
     for experiment in (first, second):
         for arm in experiment.arms:
             run = experiment.of(arm)[0]
-            perturbation = read_json(run.folder / "run.json")["identity"]["config"].get("perturbation")
-            if rollout_precision(run) == UNQUANTISED_PRECISION.label and perturbation is None:
+            unperturbed = run.identity["config"].get("perturbation") is None
+            if rollout_precision(run) == UNQUANTISED_PRECISION.label and unperturbed:
                 return arm
     return None
 
@@ -173,7 +172,7 @@ def overlay(first: Experiment, second: Experiment, column: str, label: str, log:
 
 
 def _config(experiment: Experiment, arm: str) -> dict[str, Any]:
-    identity = read_json(experiment.of(arm)[0].folder / "run.json")["identity"]
+    identity = experiment.of(arm)[0].identity
     inputs = {
         name: identity[name] for name in ("dataset_manifest_sha256", "model_manifest_sha256", "quantised_config_sha256")
     }

@@ -40,10 +40,9 @@ def _validations(experiment: Experiment, folder: Path) -> str:
     problems = read_json(folder / "dataset" / "manifest.json")["files"]["test.parquet"]["rows"]
     rows = []
     for run in experiment.runs:
-        config = read_json(run.folder / "run.json")["identity"]["config"]
         values = run.metrics["val_reward_mean"][~np.isnan(run.metrics["val_reward_mean"])]
         if values.size:
-            count = min(problems, config["data"]["val_batch_size"])
+            count = min(problems, run.identity["config"]["data"]["val_batch_size"])
             low, high = binomial_interval(values[-1], count)
             label = escape(experiment.looks[run.arm].label)
             rows.append((label, str(run.seed), f"{values[-1]:.3f}", f"{low:.3f} to {high:.3f}", str(count)))

@@ -1,10 +1,11 @@
-"""Reads the finished runs of one experiment: parquet only."""
+"""Reads the finished runs of one experiment: parquet, and what run.json says of them."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from score_centering.figures.arms import ArmStyle, in_order, styles
 from score_centering.figures.series import WINDOW
 from score_centering.runs import schema
 from score_centering.settings import UserError
+from score_centering.settings.inputs import read_json
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class Run:
     @property
     def steps(self) -> np.ndarray:
         return self.metrics["step"]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes the run the one that it is, by its run.json; `config` holds its settings."""
+        return read_json(self.folder / "run.json")["identity"]
 
 
 @dataclass(frozen=True)

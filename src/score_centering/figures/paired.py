@@ -14,7 +14,6 @@ import numpy as np
 
 from score_centering.figures.experiment import Experiment, Run
 from score_centering.figures.series import WINDOW
-from score_centering.settings.inputs import read_json
 
 # Student's t: the 97.5th and the 80th percentile for 1, 2, … 30 degrees of freedom (the last one beyond)
 T_97_5 = (
@@ -83,7 +82,7 @@ def paired(first: Sequence[Run], second: Sequence[Run], window: int = WINDOW) ->
 def uncorrected(experiment: Experiment) -> str | None:
     """The arm, other than the control, whose settings neither centre nor weight; None where none was run."""
     for arm in experiment.arms:
-        correction = _config(experiment.of(arm)[0])["score_centering"]
+        correction = experiment.of(arm)[0].identity["config"]["score_centering"]
         if arm != experiment.control and not correction["centering"] and correction["is_mode"] == "none":
             return arm
     return None
@@ -109,17 +108,12 @@ def power(found: Sequence[Paired]) -> str:
 
 def _same_problems(first: Run, second: Run) -> bool:
     """Whether both, of one seed, meet the same problems at each step: one data set and one size of batch."""
-    one, other = (read_json(run.folder / "run.json")["identity"] for run in (first, second))
-    return _order(one) == _order(other)
+    return _order(first.identity) == _order(second.identity)
 
 
 def _order(identity: dict[str, Any]) -> tuple[Any, ...]:
     config = identity["config"]
     return identity["dataset_manifest_sha256"], config["data"]["train_batch_size"]
-
-
-def _config(run: Run) -> dict[str, Any]:
-    return read_json(run.folder / "run.json")["identity"]["config"]
 
 
 def _quantile(table: Sequence[float], values: int) -> float:

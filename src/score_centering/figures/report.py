@@ -55,7 +55,6 @@ def render(experiment: Experiment, descriptions: Mapping[str, str], folder: Path
     """The page, from the runs of `experiment` and the JSON files below `folder`. The same inputs give the same text."""
     looks = experiment.looks
     found = verdict(experiment)
-    runs = {(run.arm, run.seed): read_json(run.folder / "run.json") for run in experiment.runs}
     sections = [
         ("summary", "Summary", _summary(experiment)),
         ("differences", "Differences", differences(experiment, folder)),
@@ -63,8 +62,8 @@ def render(experiment: Experiment, descriptions: Mapping[str, str], folder: Path
         ("precision", "Precision gate", _precision_gate(folder)),
         ("smoke", "Smoke gates", _smoke_gates(experiment, folder)),
         ("pins", "Dataset and model", _pins(folder)),
-        ("config", "Configuration", _configuration(experiment, runs)),
-        ("provenance", "Provenance", _provenance(experiment, runs)),
+        ("config", "Configuration", _configuration(experiment)),
+        ("provenance", "Provenance", _provenance(experiment)),
         ("rerun", "Run it again", _rerun(experiment, descriptions)),
     ]
     links = "".join(f'<a href="#{key}">{escape(title)}</a>' for key, title, _ in sections)
@@ -310,10 +309,10 @@ def _pins(folder: Path) -> str:
     return "".join(parts)
 
 
-def _configuration(experiment: Experiment, runs: Mapping[tuple[str, int], Mapping[str, Any]]) -> str:
+def _configuration(experiment: Experiment) -> str:
     looks = experiment.looks
     firsts = {arm: experiment.of(arm)[0] for arm in looks}
-    settings = [runs[arm, run.seed]["identity"]["config"] for arm, run in firsts.items()]
+    settings = [run.identity["config"] for run in firsts.values()]
     rows = [
         (f"<code>{escape(name)}</code>", *(f"<code>{escape(_plain(value))}</code>" for value in values))
         for name, values in differing(settings).items()
@@ -330,21 +329,20 @@ def _configuration(experiment: Experiment, runs: Mapping[tuple[str, int], Mappin
     )
 
 
-def _provenance(experiment: Experiment, runs: Mapping[tuple[str, int], Mapping[str, Any]]) -> str:
+def _provenance(experiment: Experiment) -> str:
     kept = ("device", "package_sha256", "config_sha256", "dataset_manifest_sha256", "model_manifest_sha256",
             "quantised_config_sha256", "trainer_revision")  # fmt: skip
-    identities = {(run.arm, run.seed): runs[run.arm, run.seed]["identity"] for run in experiment.runs}
-    everyone = [{name: own[name] for name in (*kept, "versions")} for own in identities.values()]
+    everyone = [{name: run.identity[name] for name in (*kept, "versions")} for run in experiment.runs]
     own_values = differing(everyone)
     shared = {name: value for name, value in by_dotted_key(everyone[0]).items() if name not in own_values}
     rows = [(f"<code>{escape(name)}</code>", f"<code>{escape(_plain(value))}</code>") for name, value in shared.items()]
     own_rows = [
         (
-            escape(experiment.looks[arm].label),
-            str(seed),
+            escape(experiment.looks[run.arm].label),
+            str(run.seed),
             *(f"<code>{escape(_plain(values[index])[:16])}</code>" for values in own_values.values()),
         )
-        for index, (arm, seed) in enumerate(identities)
+        for index, run in enumerate(experiment.runs)
     ]
     return table(("The same for every run", ""), rows, "pins") + table(("Arm", "Seed", *own_values), own_rows)
 

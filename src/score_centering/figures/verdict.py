@@ -11,7 +11,6 @@ from score_centering.figures.numerals import percent, scientific
 from score_centering.figures.series import WINDOW
 from score_centering.figures.summary import COLLAPSED_BELOW, summarise_run
 from score_centering.precision.registry import Precision
-from score_centering.settings.inputs import read_json
 
 HELD_ABOVE = 0.9  # share of the peak kept at the end
 LOST_BELOW = 0.5
@@ -74,7 +73,7 @@ def outcome(label: str, runs: Sequence[Run]) -> Outcome:
 
 def rollout_precision(run: Run) -> str:
     """What a run's rollouts were computed in, as `Precision.label` says it."""
-    rollout = read_json(run.folder / "run.json")["identity"]["config"]["actor_rollout_ref"]["rollout"]
+    rollout = run.identity["config"]["actor_rollout_ref"]["rollout"]
     return Precision(rollout["quantization"], rollout["engine_kwargs"]["vllm"]["kv_cache_dtype"]).label
 
 
