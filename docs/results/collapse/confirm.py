@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from score_centering.figures.arms import styles
+from score_centering.figures.arms import ArmStyle, styles
 from score_centering.figures.canvas import TWO_COLUMNS, EndLabel, axes_row, drawing, label_ends, label_margin
 from score_centering.figures.colours import readable_on_white
 
@@ -130,6 +131,20 @@ def forewarned(rows: pd.DataFrame, steps: int = 100) -> pd.DataFrame:
     return pd.DataFrame(areas).T
 
 
+def draw(axes: Axes, runs: pd.DataFrame, look: ArmStyle, label: str) -> EndLabel:
+    """The runs of one arm, a line each and their mean, thick, all as means of 20 steps; the label of its end."""
+    wide = runs.pivot(index="step", columns="seed", values="reward_mean").dropna().rolling(WINDOW).mean().dropna()
+    axes.plot(wide.index, wide, color=look.colour, linewidth=0.5, alpha=0.45)
+    mean = wide.mean(axis=1)
+    axes.plot(mean.index, mean, color=look.colour, dashes=look.dashes)
+    return EndLabel(label, readable_on_white(look.colour), mean.index[-1], mean.iloc[-1])
+
+
+def finish(axes: Axes) -> None:
+    axes.set_ylim(0, 0.7)
+    axes.set_xlabel("training step")
+
+
 def figure(rows: pd.DataFrame) -> Figure:
     """A line a run, means of 20 steps; a panel an attempt; the thick line is the mean over seeds."""
     looks = styles(DRAWN)
@@ -138,19 +153,10 @@ def figure(rows: pd.DataFrame) -> Figure:
         TWO_COLUMNS, 2.3, len(ATTEMPTS), rows=1, right=margin, top=0.25, gap=0.12, sharex=True, sharey=True
     )
     for axes, (attempt, title) in zip(grid[0], ATTEMPTS.items(), strict=True):
-        labels = []
-        for arm, look in looks.items():
-            own = rows[(rows["attempt"] == attempt) & (rows["arm"] == arm)]
-            wide = (
-                own.pivot(index="step", columns="seed", values="reward_mean").dropna().rolling(WINDOW).mean().dropna()
-            )
-            axes.plot(wide.index, wide, color=look.colour, linewidth=0.5, alpha=0.45)
-            mean = wide.mean(axis=1)
-            axes.plot(mean.index, mean, color=look.colour, dashes=look.dashes)
-            labels.append(EndLabel(look.label, readable_on_white(look.colour), mean.index[-1], mean.iloc[-1]))
-        axes.set_ylim(0, 0.7)
+        runs = rows[rows["attempt"] == attempt]
+        labels = [draw(axes, runs[runs["arm"] == arm], look, look.label) for arm, look in looks.items()]
         axes.set_title(title, loc="left")
-        axes.set_xlabel("training step")
+        finish(axes)
     label_ends(grid[0, -1], labels)
     grid[0, 0].set_ylabel("mean reward, 20 steps")
     return drawn
@@ -161,19 +167,10 @@ def stale_figure(rows: pd.DataFrame) -> Figure:
     arms, looks = list(STALE), styles(["grpo_bf16", *STALE])
     margin = label_margin(list(STALE.values()))
     drawn, grid = axes_row(TWO_COLUMNS, 2.3, 3, rows=1, right=margin, top=0.25, gap=margin, sharex=True, sharey=True)
+    runs = rows[rows["attempt"] == "stale"]
     for axes, pair in zip(grid[0], (arms[:2], arms[2:4], arms[4:]), strict=True):
-        labels = []
-        for arm in pair:
-            own, look = rows[(rows["attempt"] == "stale") & (rows["arm"] == arm)], looks[arm]
-            wide = (
-                own.pivot(index="step", columns="seed", values="reward_mean").dropna().rolling(WINDOW).mean().dropna()
-            )
-            axes.plot(wide.index, wide, color=look.colour, linewidth=0.5, alpha=0.45)
-            mean = wide.mean(axis=1)
-            axes.plot(mean.index, mean, color=look.colour, dashes=look.dashes)
-            labels.append(EndLabel(STALE[arm], readable_on_white(look.colour), mean.index[-1], mean.iloc[-1]))
-        axes.set_ylim(0, 0.7)
-        axes.set_xlabel("training step")
+        labels = [draw(axes, runs[runs["arm"] == arm], looks[arm], STALE[arm]) for arm in pair]
+        finish(axes)
         label_ends(axes, labels)
     grid[0, 0].set_ylabel("mean reward, 20 steps")
     return drawn
