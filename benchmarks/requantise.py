@@ -135,7 +135,8 @@ def main() -> None:
     }
     goals = {}
     for name in FORMATS:
-        used, listed = format_of(name), dict.fromkeys(layers, format_of(name))
+        used = format_of(name)
+        listed = dict.fromkeys(layers, used)
         moved = bytes_moved(used, weights)
         floor = moved / bandwidth if used is not INT8 else min(cast, moved / bandwidth)
         seconds = wall_seconds(lambda listed=listed: requantise(weights, listed), device, repeats)

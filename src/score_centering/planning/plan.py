@@ -142,15 +142,17 @@ class Planner:
         engine = {f"rollout engine: {name}": size for name, size in engine.items()}
         return Memory(self._local(arm, engine) if arm.trainer.name == "local" else self._verl(arm, engine), note)
 
+    def _process(self) -> dict[str, int]:
+        return {"Python and its libraries" if self.device == "cpu" else "CUDA context": self.process}
+
     def validation(self, arms: Sequence[Settings]) -> Memory:
         """What the precision validation of these arms holds: an engine beside the model, then the trainer's forward."""
         arm = arms[0]
         n, head = self.parameters, self.config.vocab_size * self.config.hidden_size
         where = "cpu" if self.device == "cpu" else "cuda"
-        held = {"Python and its libraries" if where == "cpu" else "CUDA context": self.process}
         quantised = {each.actor_rollout_ref.rollout.quantization: each for each in arms}
         stored = sum(self._engine_weights(each) for name, each in quantised.items() if name is not None)
-        held |= {"weights, BF16": 2 * n, "quantised checkpoints": stored}
+        held = self._process() | {"weights, BF16": 2 * n, "quantised checkpoints": stored}
         engines = [self._engine(each, ENGINE_SLOTS) for each in arms]
         engine, note = max(engines, key=lambda found: sum(found[0].values()))
         tokens = _longest(arm) * max(1, min(FORWARD_ROLLOUTS, trainer_forward.FORWARD_TOKENS // _longest(arm)))
@@ -176,7 +178,7 @@ class Planner:
         """Model, masters, optimiser and engine in one process."""
         actor, n = arm.actor_rollout_ref.actor, self.parameters
         adam = actor.optim.name == "adamw"
-        held = {"Python and its libraries" if self.device == "cpu" else "CUDA context": self.process}
+        held = self._process()
         held |= {"weights, BF16": 2 * n, "master weights, FP32": 4 * n, "AdamW, FP32": 8 * n * adam, **engine}
         held["weights of a stale sampler, BF16"] = 2 * n * (arm.trainer.sync_every > 1)
         if arm.trainer.clean_reward and arm.trainer.test_freq > 0:
