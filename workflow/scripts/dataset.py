@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from score_centering.data import Reading, open_source, prepare, write_dataset
+from score_centering.data import open_source, prepare, write_dataset
 from score_centering.reward import Scorer
-from score_centering.reward.extraction import WAYS
+from score_centering.reward.extraction import reading_of
 from score_centering.settings import UserError, cli, run_main
 from score_centering.settings.stages import DatasetStage
 
@@ -29,8 +29,7 @@ def main() -> None:
     if split["val_size"] < 1:
         raise UserError(f"--val-size: {split['val_size']} must be at least 1")
     block = getattr(settings, settings.source).model_dump()
-    reading = Reading(settings.columns, WAYS.get(settings.columns.extract))
-    source = open_source(settings.source, block, split["seed"], reading)
+    source = open_source(settings.source, block, split["seed"], reading_of(settings.columns))
     with Scorer(workers=arguments.workers) as scorer:
         prepared = prepare(source, parsable=scorer.are_golds, **split)
     manifest = write_dataset(prepared, source, arguments.output_dir, split)

@@ -104,15 +104,16 @@ def _train(arguments: argparse.Namespace, stage: TrainStage) -> None:
     else:
         from score_centering.training.local import train_locally as train
 
+    given = {"train_file": arguments.train_file, "val_file": arguments.val_file}
+    columns, seed = _reading(arguments) if any(given.values()) else (Columns(), 0)
     inputs = Inputs(
-        train=_problems(arguments, arguments.train_file) if arguments.train_file else read_split(dataset, "train"),
-        validation=_problems(arguments, arguments.val_file) if arguments.val_file else read_split(dataset, "test"),
+        train=_problems(arguments.train_file, columns, seed) if arguments.train_file else read_split(dataset, "train"),
+        validation=_problems(arguments.val_file, columns, seed) if arguments.val_file else read_split(dataset, "test"),
         model_folder=verified_folder(model, stage.actor_rollout_ref.rollout.name),
         quantised_config=quantised and (arguments.quantised_config or quantised),
     )
-    given = {"train_file": arguments.train_file, "val_file": arguments.val_file}
     files: dict[str, Any] = {name: sha256_file(path) for name, path in given.items() if path is not None}
-    if files and (columns := _reading(arguments)[0]) != Columns():
+    if columns != Columns():
         files["columns"] = columns.model_dump(mode="json")
     run_dir = arguments.run_dir or _default_folder(arguments, results, stage.identity() | files)
     identity = make_identity(
@@ -144,16 +145,14 @@ def _reading(arguments: argparse.Namespace) -> tuple[Columns, int]:
     return dataset.columns, dataset.seed
 
 
-def _problems(arguments: argparse.Namespace, path: Path) -> "list[Problem]":
+def _problems(path: Path, columns: Columns, seed: int) -> "list[Problem]":
     """The problems of a file of one's own; what is dropped of it is told."""
-    from score_centering.data import Reading, read_problems
+    from score_centering.data import read_problems
     from score_centering.reward import Scorer
-    from score_centering.reward.extraction import WAYS
+    from score_centering.reward.extraction import reading_of
 
-    columns, seed = _reading(arguments)
-    reading = Reading(columns, WAYS.get(columns.extract))
     with Scorer() as scorer:
-        problems, dropped = read_problems(path, reading, seed=seed, parsable=scorer.are_golds)
+        problems, dropped = read_problems(path, reading_of(columns), seed=seed, parsable=scorer.are_golds)
     for reason, count in dropped.items():
         print(f"{path}: dropped {count} rows: {reason}", file=sys.stderr)
     return problems

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from score_centering.data import Reading, load_manifest, open_source, prepare, read_problems, write_dataset
-from score_centering.reward.extraction import WAYS
+from score_centering.reward.extraction import reading_of
 from score_centering.settings import UserError
 from score_centering.settings.model import Columns
 
@@ -24,8 +24,7 @@ def write(path, rows):
 
 
 def reading(**columns):
-    chosen = Columns(**columns)
-    return Reading(chosen, WAYS.get(chosen.extract))
+    return reading_of(Columns(**columns))
 
 
 def rows_of(path, **columns):
