@@ -163,20 +163,26 @@ def test_the_gradient_follows_the_factor_on_the_loss(dtype):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_the_loss_waits_for_nothing_and_holds_one_chunk():
-    """No host synchronisation, and extra memory of one chunk of float32 logits and its bfloat16 gradient."""
-    tokens, vocab, width, chunk = 4096, 32_768, 256, 512
+@pytest.mark.parametrize(
+    ("tokens", "gradients"), [(4096, 2 * 512 + 4 * 256), (512, 2 * 512)], ids=["summed", "at_once"]
+)
+def test_the_loss_waits_for_nothing_and_holds_one_chunk(tokens, gradients):
+    """No host synchronisation, and beside the two gradients one chunk of float32 logits and `gradients` bytes × V.
+
+    Above 2·D tokens a chunk's gradients in bfloat16 and the float32 sum of the head's, up to there those of all rows.
+    """
+    vocab, width, chunk = 32_768, 256, 512
     hidden, weight, batch = inputs(256, vocab, width, 128, torch.bfloat16)
     batch = on_gpu(
         TokenBatch(
             **{
-                f.name: getattr(batch, f.name).repeat_interleave(16, 0)
+                f.name: getattr(batch, f.name).repeat_interleave(tokens // 256, 0)
                 for f in fields(batch)
                 if getattr(batch, f.name) is not None
             }
         )
     )
-    hidden, weight = hidden.repeat_interleave(16, 0).cuda().requires_grad_(), weight.cuda().requires_grad_()
+    hidden, weight = hidden.repeat_interleave(tokens // 256, 0).cuda().requires_grad_(), weight.cuda().requires_grad_()
     for _ in range(2):
         hidden.grad = weight.grad = None
         torch.cuda.synchronize()
@@ -188,7 +194,7 @@ def test_the_loss_waits_for_nothing_and_holds_one_chunk():
         finally:
             torch.cuda.set_sync_debug_mode("default")
     extra = torch.cuda.max_memory_allocated() - before - hidden.nbytes - weight.nbytes
-    assert extra < chunk * vocab * 6 + tokens * 128 * 8 * 4
+    assert extra < (4 * chunk + gradients) * vocab + tokens * 128 * 8 * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

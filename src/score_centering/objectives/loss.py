@@ -1,10 +1,10 @@
 """The policy loss of a microbatch from hidden states or from logits: two entries, one chunk core.
 
 Tokens are taken in chunks. Each chunk's logits are formed, reduced to per-token terms and turned into their gradient in
-the same pass, inside one autograd function, so no (T, V) tensor is held beyond what the caller passes. Softmax
-arithmetic is float32 (float64 for float64 inputs). Products of bfloat16 tensors accumulate in float32 and logits are
-not rounded to bfloat16; on the CPU, where bfloat16 products are slow, they are float32 products of the same bfloat16
-values.
+the same pass, inside one autograd function, so no (T, V) tensor is held beyond what the caller passes, but for the
+bfloat16 gradients of a short batch on a GPU (`one_weight_product`). Softmax arithmetic is float32 (float64 for float64
+inputs). Products of bfloat16 tensors accumulate in float32 and logits are not rounded to bfloat16; on the CPU, where
+bfloat16 products are slow, they are float32 products of the same bfloat16 values.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -225,35 +225,40 @@ class _LossFromHidden(Function):
         weight_operand = weight.to(hidden.dtype).to(operand)
         needs_hidden = needs_gradient and ctx.needs_input_grad[0]
         needs_weight = needs_gradient and ctx.needs_input_grad[1]
+        total, width, vocab_size = *hidden.shape, weight.shape[0]
         hidden_gradient = hidden.new_empty(hidden.shape) if needs_hidden else None
-        # Summed over the chunks unrounded, so that their size is no part of the result; rounded once at the end.
-        weight_gradient = weight.new_empty(weight.shape, dtype=arithmetic) if needs_weight else None
-        total, vocab_size = hidden.shape[0], weight.shape[0]
-        buffer = hidden.new_empty(
-            max((stop - start for start, stop in pieces), default=0), vocab_size, dtype=arithmetic
-        )
-        gradient_buffer = buffer if operand == arithmetic else torch.empty_like(buffer, dtype=operand)
+        at_once = needs_weight and one_weight_product(total, width, operand, arithmetic)
+        # The chunks' size is no part of the result: one product over all rows, or an unrounded sum over the chunks.
+        weight_gradient = None
+        if needs_weight:
+            weight_gradient = weight.new_empty(weight.shape, dtype=weight.dtype if at_once else arithmetic)
+        most = max((stop - start for start, stop in pieces), default=0)
+        buffer = hidden.new_empty(most, vocab_size, dtype=arithmetic)
+        gradient_buffer = buffer
+        if operand != arithmetic:
+            gradient_buffer = hidden.new_empty(total if at_once else most, vocab_size, dtype=operand)
+        states = hidden.new_empty(total if at_once else most, width, dtype=operand)
         for start, stop in pieces:
-            states = torch.where(rows.mask[start:stop, None], hidden[start:stop], 0).to(operand)
+            place = slice(start, stop) if at_once else slice(0, stop - start)
+            states[place] = torch.where(rows.mask[start:stop, None], hidden[start:stop], 0)
             logits = buffer[: stop - start]
-            _product(states, weight_operand.T, logits)
+            _product(states[place], weight_operand.T, logits)
             if not needs_gradient:
                 core.chunk(logits, start, stop, None)
                 continue
-            gradient = gradient_buffer[: stop - start]
+            gradient = gradient_buffer[place]
             core.chunk(logits, start, stop, gradient)
             if operand != hidden.dtype:
                 gradient.copy_(gradient.to(hidden.dtype))  # round as the tensor cores' operand is
             if needs_hidden:
                 hidden_gradient[start:stop] = gradient @ weight_operand
-            if needs_weight:
-                _accumulate(weight_gradient, gradient.T, states, first=start == 0)
-        if needs_weight and total == 0:
+            if needs_weight and not at_once:
+                _accumulate(weight_gradient, gradient.T, states[place], first=start == 0)
+        if at_once:
+            _product(gradient_buffer.T, states, weight_gradient)
+        elif needs_weight and total == 0:
             weight_gradient.zero_()
-        ctx.gradients = (
-            hidden_gradient,
-            weight_gradient if weight_gradient is None else weight_gradient.to(weight.dtype),
-        )
+        ctx.gradients = (hidden_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype))
         outputs = core.outputs()
         ctx.mark_non_differentiable(*outputs[1:])
         return outputs
@@ -286,6 +291,15 @@ class _LossFromLogits(Function):
     @once_differentiable
     def backward(ctx, loss_gradient, *unused):
         return (*_scaled(ctx, loss_gradient), None, None, None, None, None)
+
+
+def one_weight_product(tokens: int, width: int, operand: torch.dtype, arithmetic: torch.dtype) -> bool:
+    """Whether the gradients of all rows' logits take no more memory than a sum of the weight's gradient would.
+
+    (T, V) of the operands against (V, D) of the sum: T ≤ 2·D for bfloat16 operands. Where the operands are the
+    arithmetic's own (CPU, float32, float64) they share the chunk's buffer, and the sum is the result.
+    """
+    return operand != arithmetic and 0 < tokens * operand.itemsize <= width * arithmetic.itemsize
 
 
 def _product(left: Tensor, right: Tensor, out: Tensor) -> None:

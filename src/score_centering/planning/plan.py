@@ -26,7 +26,7 @@ from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
 from score_centering.model.scratch import CLASSES
 from score_centering.model.sources import local_folder, package_file
-from score_centering.objectives.loss import CHUNK_BYTES
+from score_centering.objectives.loss import CHUNK_BYTES, one_weight_product
 from score_centering.planning.live_memory import forward_bytes, pass_bytes
 from score_centering.planning.throughput import DEVICES, decoding_seconds, training_flops_per_second
 from score_centering.precision import listed_linears
@@ -244,6 +244,8 @@ class Planner:
         rows = min(tokens, CHUNK_BYTES[where] // (6 * vocabulary))
         if where == "cpu":  # the head's operand and gradient in FP32; logits and three temporaries of a chunk
             return 2 * tokens * hidden + 10 * vocabulary * hidden + 16 * rows * vocabulary
+        if one_weight_product(tokens, hidden, torch.bfloat16, torch.float32):  # all rows' gradients, then one product
+            return 4 * tokens * hidden + 2 * vocabulary * hidden + (2 * tokens + 4 * rows) * vocabulary
         # the head's gradient is summed in FP32 and then rounded
         return 2 * tokens * hidden + 6 * vocabulary * hidden + 6 * rows * vocabulary
 
