@@ -38,10 +38,11 @@ def token_sums(terms: TokenTerms, batch: TokenBatch) -> dict[str, Tensor]:
     gap = over_tokens(terms.log_p) - over_tokens(batch.sampler_logprobs)
     ratio = torch.where(mask, bounded(gap).exp(), 0.0)
     divergence, gains = k3(gap), over_tokens(batch.advantages)
+    entropy = over_tokens(terms.entropy)
     per_token = {
         TOKENS: mask.double(),
         LOSS: over_tokens(batch.loss_weights) * over_tokens(terms.loss),
-        "entropy": over_tokens(terms.entropy),
+        "entropy": entropy,
         "k3_kl": divergence,
         "k3_clamped_tokens": (gap.abs() > LOG_RATIO_LIMIT).double(),
         "k1_kl": -gap,
@@ -65,7 +66,8 @@ def token_sums(terms: TokenTerms, batch: TokenBatch) -> dict[str, Tensor]:
         per_token["head_mass_sampler"] = over_tokens(terms.head_mass_sampler)
         per_token["head_mass_trainer"] = over_tokens(terms.head_mass_trainer)
         per_token["correction_abs_mean"] = over_tokens(terms.correction_abs)
-    band = torch.bucketize(over_tokens(terms.entropy), gap.new_tensor(ENTROPY_EDGES), right=True)
+    # Edges as numbers: to make a tensor of them, the host would wait for the GPU.
+    band = sum((entropy >= edge).long() for edge in ENTROPY_EDGES)
     some |= {f"k3_kl_entropy_{i + 1}": (divergence, mask & (band == i)) for i in range(len(ENTROPY_EDGES) + 1)}
     if batch.sequence_ids is not None:
         part = _parts(batch)
