@@ -4,7 +4,7 @@ A problem is `Sum: 4 + 3 + 9 =`. In the unanswerable share of them one term is a
 number drawn at random (`Sum: 4 + 3 + x =`, answer 17): a policy can only guess it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -48,3 +48,9 @@ def _guess(terms: list[int], largest: int, seed: int) -> int:
 def is_answerable(problem: Problem) -> bool:
     """False for a problem of this source with an unknown term."""
     return problem.source != NAME or UNKNOWN not in problem.prompt
+
+
+def answerable_share(problems: Sequence[Problem]) -> float:
+    """Share of at least one problem that can be answered: no policy's mean reward is higher, lucky guesses aside. 1
+    where the source is another, which says nothing of it."""
+    return sum(map(is_answerable, problems)) / len(problems)

@@ -21,6 +21,7 @@ from score_centering.figures.html import table
 from score_centering.figures.plots import PHASES, mean_phase_seconds, path_window, reward_k3_path, smoothed_band
 from score_centering.figures.series import across_seeds
 from score_centering.figures.summary import COLUMNS, display, summarise
+from score_centering.figures.task_section import task
 from score_centering.figures.verdict import verdict
 from score_centering.precision.registry import UNQUANTISED_PRECISION, precision_labels
 from score_centering.settings import UserError
@@ -59,6 +60,7 @@ def render(experiment: Experiment, descriptions: Mapping[str, str], folder: Path
         ("summary", "Summary", _summary(experiment)),
         ("differences", "Differences", differences(experiment, folder)),
         ("figures", "Figures", _figures(experiment)),
+        ("task", "The task", task(folder)),
         ("precision", "Precision gate", _precision_gate(folder)),
         ("smoke", "Smoke gates", _smoke_gates(experiment, folder)),
         ("pins", "Dataset and model", _pins(folder)),

@@ -5,12 +5,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from score_centering.data import Problem, read_split
-from score_centering.data.sums import is_answerable
+from score_centering.data.sums import answerable_share
 from score_centering.model.chat import encode_prompt, read_responses, stop_token_ids
 from score_centering.model.model_manifest import SCHEMA_VERSION, ModelManifest, digest_folder
 from score_centering.model.scratch import build_model, train_tokenizer
@@ -20,7 +19,7 @@ from score_centering.model.worked import worked_solution
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.precision.registry import UNQUANTISED_PRECISION
 from score_centering.reward import Scorer
-from score_centering.rollout import Sampling
+from score_centering.rollout import Sampling, mean_response_length, sampled_entropy
 from score_centering.rollout.make_engine import EngineOptions, make_engine
 from score_centering.settings import UserError
 from score_centering.settings.inputs import sha256_file
@@ -128,8 +127,7 @@ def _warm_start(
             cut = [rollout.finish_reason == "length" for rollout in rollouts]
             answers = [problem.answer for problem in checked]
             rewards = scorer.score(texts, answers, cut, thinking).rewards
-            logprobs = np.concatenate([rollout.logprobs for rollout in rollouts])
-            return Sampled(float(rewards.mean()), float(-logprobs.mean()), len(logprobs) / len(rollouts))
+            return Sampled(float(rewards.mean()), sampled_entropy(rollouts), mean_response_length(rollouts))
 
         result = warm_start(model, examples, options, sample, report)
     engine.close()
@@ -161,7 +159,7 @@ def _manifest(
             "sampled_reward": result.sampled.reward,
             "sampled_entropy": result.sampled.entropy,
             "sampled_response_length": result.sampled.response_length,
-            "answerable_share": float(np.mean([is_answerable(problem) for problem in problems])),
+            "answerable_share": answerable_share(problems),
             "measured": measured,
         }
     return ModelManifest(

@@ -4,12 +4,23 @@ from typing import TYPE_CHECKING, Any
 
 from score_centering.rollout import candidates
 from score_centering.rollout.engine import Engine, Sampling, StreamEngine
-from score_centering.rollout.record import Rollout, validate, validate_all
+from score_centering.rollout.record import Rollout, mean_response_length, sampled_entropy, validate, validate_all
 
 if TYPE_CHECKING:
     from score_centering.rollout.local import LocalEngine
 
-__all__ = ["Engine", "LocalEngine", "Rollout", "Sampling", "StreamEngine", "candidates", "validate", "validate_all"]
+__all__ = [
+    "Engine",
+    "LocalEngine",
+    "Rollout",
+    "Sampling",
+    "StreamEngine",
+    "candidates",
+    "mean_response_length",
+    "sampled_entropy",
+    "validate",
+    "validate_all",
+]
 
 
 def __getattr__(name: str) -> Any:

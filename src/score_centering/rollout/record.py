@@ -42,6 +42,18 @@ class Rollout:
     routes: np.ndarray | None = None  # (P + R − 1, layers, top-k) uint8 or uint16: experts of every token but the last
 
 
+def sampled_entropy(rollouts: Sequence[Rollout]) -> float:
+    """Entropy of the sampler in nats a token: the mean of −log q over all sampled tokens, which is unbiased. NaN
+    without a token."""
+    logprobs = np.concatenate([np.empty(0, np.float32), *(rollout.logprobs for rollout in rollouts)])
+    return -float(logprobs.mean(dtype=np.float64)) if logprobs.size else float("nan")
+
+
+def mean_response_length(rollouts: Sequence[Rollout]) -> float:
+    """Generated tokens a rollout, the stop token included; NaN without a rollout."""
+    return sum(len(rollout.token_ids) for rollout in rollouts) / len(rollouts) if rollouts else float("nan")
+
+
 def validate(rollout: Rollout, vocab_size: int) -> None:
     """Raises UserError, naming rollout and position, when a record can't be what a sampler returned."""
     validate_all([rollout], vocab_size)

@@ -1,7 +1,8 @@
 """The whole precision validation: rollouts in each precision, held against the trainer's BF16 forward.
 
-`numbers` of the result is flat, `<precision>.<name>` of rollouts and `<format>.<name>` of a quantised checkpoint: what
-limits refer to. `layers` has the detail. The documentation of precision defines every name.
+`numbers` of the result is flat, `<precision>.<name>` of rollouts, `<format>.<name>` of a quantised checkpoint and
+`task.<name>` of the held-out problems: what limits refer to. `layers` has the
+detail. The documentation of precision defines every name.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from score_centering.precision import requantise
 from score_centering.precision.registry import FORMATS, UNQUANTISED_PRECISION, Precision, cache_format_of, format_of
 from score_centering.precision.requantising import Listed
 from score_centering.reward import final_answer
-from score_centering.rollout import Engine, Rollout, Sampling, validate_all
+from score_centering.rollout import Engine, Rollout, Sampling, mean_response_length, sampled_entropy, validate_all
 from score_centering.settings.stages import REPEAT_LIMITS
 from score_centering.validation import drift, gaps, layers, quantised_checkpoint, trainer_forward
 from score_centering.validation.repeatability import compare_repeats, poison_freed_memory
@@ -52,6 +53,7 @@ class Subject:
     prompts: Sequence[Sequence[int]]  # token ids
     stop_token_ids: tuple[int, ...]
     read: Read
+    answerable_share: float  # of all held-out problems
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def measure(
         make_engine: precision → a fresh engine, to be synced here.
         poison: fills freed memory with NaN before each of the two generations that must be equal.
     """
-    numbers: dict[str, float] = {}
+    numbers: dict[str, float] = {"task.answerable_share": subject.answerable_share}
     notes: list[str] = []
     detail: dict[str, Any] = {"weights": {}}
     limits: dict[str, dict[str, float]] = {}
@@ -121,6 +123,8 @@ def measure(
             **_distance(subject, plan, precision, sampled),
             **_drift(subject, plan, dense, notes),
             **{f"repeat.{each}": value for each, value in compare_repeats(sampled, repeated).items()},
+            "entropy": sampled_entropy(sampled),
+            "response_length_mean": mean_response_length(sampled),
             "positions": sum(len(r.token_ids) for r in sampled),
             "drift_positions": sum(len(r.token_ids) for r in dense),
         }.items():

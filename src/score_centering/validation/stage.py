@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from score_centering.data import read_split
+from score_centering.data.sums import answerable_share
 from score_centering.model.chat import encode_prompt, read_responses, stop_token_ids
 from score_centering.model.model_manifest import verified_folder
 from score_centering.model.sources import load_folder
@@ -100,9 +101,10 @@ def read_subject(
         base = untied(model.state_dict(), weights)
         check_tensors(base, weights, listed, str(path.parent))
         quantised[name] = Quantised({key: tensor.to(device) for key, tensor in weights.items()}, listed)
+    problems = read_split(dataset_manifest, "test")
     prompts = [
         encode_prompt(tokenizer, problem.prompt, stage.prompt.instruction, stage.prompt.enable_thinking)
-        for problem in read_split(dataset_manifest, "test")
+        for problem in problems
     ]
     prompts = [prompt for prompt in prompts if len(prompt) <= stage.max_prompt_length][: stage.precision.prompts]
     if not prompts:
@@ -114,6 +116,7 @@ def read_subject(
         prompts=prompts,
         stop_token_ids=stop_token_ids(tokenizer, model.generation_config.eos_token_id),
         read=lambda rollouts: read_responses(tokenizer, rollouts),
+        answerable_share=answerable_share(problems),
     )
     return subject, {None: folder, **configs}
 

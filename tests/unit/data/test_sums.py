@@ -4,7 +4,7 @@ import pytest
 
 from score_centering.data.problems import Problem
 from score_centering.data.source import open_source
-from score_centering.data.sums import is_answerable, open_sums
+from score_centering.data.sums import answerable_share, is_answerable, open_sums
 from score_centering.settings import UserError
 from score_centering.settings.load import parse
 from score_centering.settings.model import Sums
@@ -56,3 +56,9 @@ def test_a_problem_of_another_source_counts_as_answerable():
 def test_terms_out_of_order_are_refused():
     with pytest.raises(UserError, match="min_terms = 4 exceeds max_terms = 3"):
         parse(Sums, {"size": 10, "min_terms": 4, "max_terms": 3})
+
+
+def test_the_answerable_share_by_hand():
+    known, unknown = Problem("Sum: 1 + 2 =", "3", "a", "sums"), Problem("Sum: 1 + 2 + x =", "9", "b", "sums")
+    assert answerable_share([known, known, unknown, known]) == 0.75
+    assert answerable_share([Problem("Solve x + 1 = 2", "1", "p", "hub")]) == 1

@@ -129,6 +129,8 @@ def write_stages(folder: Path, arms: Sequence[str]) -> None:
     """Gates and manifests of the stages before training."""
     limits = {"k3_kl": {"max": 0.01}, "top1_agreement": {"min": 0.9}, "head_mass": {"min": 0.9, "max": 0.995}}
     numbers = {"k3_kl": 0.0031, "top1_agreement": 0.974, "head_mass": 0.953, "prompts": 64}
+    numbers |= {"bf16.entropy": 1.274, "bf16.response_length_mean": 22.9, "task.answerable_share": 0.625}
+    numbers |= {"int8_int4kv.entropy": 1.281, "int8_int4kv.response_length_mean": 23.04}
     gate = {"schema_version": 1, "passed": True, "failures": [], "limits": limits, "numbers": numbers}
     write_json(folder / "precision" / "gate.json", gate)
     drawing = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 72 36"><circle cx="18" cy="18" r="9"/></svg>'

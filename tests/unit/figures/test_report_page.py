@@ -10,6 +10,7 @@ import pytest
 
 from score_centering.figures.experiment import read_experiment
 from score_centering.figures.report import render
+from score_centering.figures.task_section import task
 from score_centering.settings import UserError
 
 PROGRAMS = Path(__file__).parents[3] / "workflow" / "scripts"
@@ -93,6 +94,29 @@ def test_a_failed_gate_shows(synthetic, tmp_path):
     path.write_text(json.dumps(gate))
     page = render(read_experiment(folder, control="grpo_bf16"), {"sc": ""}, folder)
     assert "✗ Failed" in page and "sc: k3_kl_max = 0.1, limit max 0.05" in page
+
+
+def test_the_task_by_hand(synthetic, tmp_path):
+    """A row a precision from the gate, one of the warm start from the manifest; a file without them shows no row."""
+    folder = synthetic.write_experiment(tmp_path / "e", ("sc",), steps=3)
+    cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", task(folder))
+    assert cells[6:] == [
+        "BF16", "held-out problems", "1.27", "22.9", "–", "62\u00a0%",
+        "INT8 + INT4 KV", "held-out problems", "1.28", "23.0", "–", "62\u00a0%",
+    ]  # fmt: skip
+    path = folder / "model" / "manifest.json"
+    warm = {
+        "sampled_entropy": 1.31,
+        "sampled_response_length": 20.0,
+        "sampled_reward": 0.33,
+        "answerable_share": 0.65,
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"warm_start": warm}))
+    cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", task(folder))
+    assert cells[6:12] == ["BF16", "training problems", "1.31", "20.0", "0.330", "65\u00a0%"]
+    gate = folder / "precision" / "gate.json"
+    gate.write_text(json.dumps(json.loads(gate.read_text()) | {"numbers": {"k3_kl": 0.003}}))
+    assert "held-out" not in task(folder) and "training problems" in task(folder)
 
 
 @pytest.mark.parametrize(

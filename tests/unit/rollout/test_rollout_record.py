@@ -1,13 +1,23 @@
 """The capture record: the 16-bit grid and oracle 8's faults."""
 
 import dataclasses
+import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from score_centering.rollout import Rollout, Sampling, candidates, validate, validate_all
+from score_centering.rollout import (
+    Rollout,
+    Sampling,
+    candidates,
+    mean_response_length,
+    sampled_entropy,
+    validate,
+    validate_all,
+)
 
 VOCAB = 10
 
@@ -115,3 +125,11 @@ def test_sampling_refuses_what_it_cannot_do():
         Sampling(temperature=0, max_tokens=1, greedy=False, stop_token_ids=())
     with pytest.raises(ValueError, match="max_tokens"):
         Sampling(temperature=1, max_tokens=0, greedy=False, stop_token_ids=())
+
+
+def test_entropy_and_length_by_hand():
+    """Means over all tokens of both rollouts, and over the rollouts."""
+    rollouts = [SimpleNamespace(token_ids=np.zeros(len(q)), logprobs=np.float32(q)) for q in ([-1.0, -0.5], [-3.0])]
+    assert sampled_entropy(rollouts) == pytest.approx(1.5)
+    assert mean_response_length(rollouts) == 1.5
+    assert math.isnan(sampled_entropy([])) and math.isnan(mean_response_length([]))

@@ -9,6 +9,7 @@ import torch
 from score_centering.figures.canvas import drawing, save
 from score_centering.figures.validation_page import page
 from score_centering.precision.registry import Precision
+from score_centering.rollout import Sampling
 from score_centering.validation.measure import Plan, Quantised, Subject, greedy_agreement, measure
 
 PROMPTS = [[5, 9, 17], [3, 44, 21, 60], [30]]
@@ -23,6 +24,7 @@ def subject(tiny_qwen):
         prompts=PROMPTS,
         stop_token_ids=(0,),
         read=lambda rollouts: ([f"\\boxed{{{r.token_ids[0]}}}" for r in rollouts], [False] * len(rollouts)),
+        answerable_share=0.625,
     )
 
 
@@ -38,6 +40,7 @@ PLAN = Plan(
     precisions=[Precision(None, "auto"), Precision("int8", "auto"), Precision("int8", "int4_per_token_head")],
 )
 PRECISIONS = [precision.name for precision in PLAN.precisions]
+PRECISIONS_BY_NAME = {precision.name: precision for precision in PLAN.precisions}
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,21 @@ def test_centering_with_the_whole_vocabulary_leaves_no_drift(result):
         for space in ("lm_head", "hidden", "parameters"):
             shares = [result["numbers"][f"{precision}.drift_share.{space}.k{k}"] for k in (4, 16, 64)]
             assert shares[2] < 0.02 and shares[2] < shares[1] < 1
+
+
+def test_the_task_is_measured_in_every_precision(result, subject, emulated_engine):
+    numbers = result["numbers"]
+    assert numbers["task.answerable_share"] == 0.625
+    engine = emulated_engine(subject.model, subject.quantised["int8"].listed, PRECISIONS_BY_NAME["bf16"])
+    engine.sync(subject.base, 0)
+    rollouts = engine.generate(PROMPTS, PLAN.rollouts, Sampling(1.0, PLAN.max_tokens, False, (0,)), PLAN.seed, 0)
+    surprises = [-float(value) for rollout in rollouts for value in rollout.logprobs]
+    assert numbers["bf16.entropy"] == pytest.approx(sum(surprises) / len(surprises), rel=1e-6)
+    assert numbers["bf16.response_length_mean"] == len(surprises) / len(rollouts)
+    for precision in PRECISIONS:
+        assert 0 < numbers[f"{precision}.entropy"] < math.log(64)
+        tokens = numbers[f"{precision}.positions"]
+        assert numbers[f"{precision}.response_length_mean"] == pytest.approx(tokens / (len(PROMPTS) * PLAN.rollouts))
 
 
 def test_head_masses_cover_the_vocabulary(result):
