@@ -376,6 +376,9 @@ class RolloutSettings(Block):
     enable_rollout_routing_replay: bool = Field(
         default=False, description="train a mixture of experts through the experts the rollouts chose (R3)"
     )
+    exact: bool = Field(
+        default=False, description="local trainer, BF16: sample from the trainer's own forward, to the bit; a control"
+    )
     transport: Literal["direct", "gateway"] = Field(
         default="direct", description="the engine hands its records over, or agents ask for them by Chat Completions"
     )
@@ -586,6 +589,8 @@ class Settings(Block):
                 "actor_rollout_ref.rollout.enable_rollout_routing_replay = true needs trainer.name local, "
                 "actor_rollout_ref.rollout.name local and actor_rollout_ref.rollout.transport direct"
             )
+        if rollout.exact:
+            self._check_exact()
         check_perturbation(self.perturbation, self.trainer)
         rollouts = self.data.train_batch_size * rollout.n
         if rollouts % self.actor_rollout_ref.actor.mini_batches:
@@ -594,6 +599,29 @@ class Settings(Block):
                 f"the {rollouts} rollouts of a step"
             )
         return self
+
+    def _check_exact(self) -> None:
+        """What would let an exact sampler differ from the update's forward."""
+        actor, rollout = self.actor_rollout_ref.actor, self.actor_rollout_ref.rollout
+        for key, value, wanted in (
+            ("trainer.name", self.trainer.name, "local"),
+            ("trainer.sync_every", self.trainer.sync_every, 1),
+            ("perturbation", self.perturbation, None),
+            ("actor_rollout_ref.actor.mini_batches", actor.mini_batches, 1),
+            ("actor_rollout_ref.actor.ppo_epochs", actor.ppo_epochs, 1),
+            ("actor_rollout_ref.rollout.name", rollout.name, "local"),
+            ("actor_rollout_ref.rollout.transport", rollout.transport, "direct"),
+            ("actor_rollout_ref.rollout.quantization", rollout.quantization, None),
+            ("actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype", rollout.precision.kv_cache_dtype, "auto"),
+            (
+                "actor_rollout_ref.rollout.enable_rollout_routing_replay",
+                rollout.enable_rollout_routing_replay,
+                False,
+            ),
+        ):
+            if value != wanted:
+                shown = "set" if key == "perturbation" else repr(value)
+                raise ValueError(f"actor_rollout_ref.rollout.exact = true needs {key} = {wanted!r}, it is {shown}")
 
     def overrides_of(self, arm: str) -> dict[str, Any]:
         """What `arm` lays over the other settings: the overrides of the arm it extends, then its own."""

@@ -24,6 +24,7 @@ from score_centering.runs.torch_state import restore_rng_state, rng_state
 from score_centering.settings.stages import TrainStage
 from score_centering.training.arm import arm_objective
 from score_centering.training.drift_meter import DriftMeter
+from score_centering.training.exact_sampler import ExactSampler
 from score_centering.training.loop import RunLoop
 from score_centering.training.masters import MasterWeights
 from score_centering.training.task import Inputs, Task
@@ -80,7 +81,8 @@ class LocalTrainer:
         self.listed = {} if quantised is None else listed_linears(quantised, model, str(inputs.quantised_config))
         self.noise = _noise(stage, seed)
         options = engine_options(stage, seed)
-        self.engine = make_engine(options, model.config, inputs.model_folder, inputs.quantised_config)
+        engine = make_engine(options, model.config, inputs.model_folder, inputs.quantised_config)
+        self.engine = ExactSampler(engine, self.updater) if rollout.exact else engine
         self._stage, self._clean = stage, None
         self._held: tuple[int, dict[str, Tensor]] | None = None  # weights of a stale sampler, and their step
         self._synced: int | None = None

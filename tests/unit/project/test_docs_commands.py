@@ -109,6 +109,7 @@ RUN_BY = {
     "python docs/results/collapse/confirm.py": (
         "tests/unit/figures/test_collapse_results.py::test_the_confirmation_is_drawn"
     ),
+    "python docs/results/collapse/smol.py": "tests/unit/figures/test_collapse_smol.py::test_the_page",
     "python docs/results/collapse/second.py explore": (
         "tests/unit/figures/test_collapse_results.py::test_the_second_list"
     ),
