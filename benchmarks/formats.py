@@ -1,19 +1,21 @@
 """Every number format and KV cache: how far an engine's rollouts are from the emulation of it, and from BF16.
 
-A random Llama and a random Qwen3.5, the same prompts for all. Without vLLM the local engine alone is measured; with it
-(SC_FORMATS_ENGINE=vllm, CUDA) vLLM's, which logs the kernel that it chose. A format that this GPU has no kernel for is
-one line, and no figure. Numbers are |Δlog p| of sampled tokens in nats. --quick: fewer rollouts.
+A random Llama and a random Qwen3.5, the same prompts for all; SC_FORMATS_MODEL=FOLDER takes the model of a folder in
+the Llama's place. Without vLLM the local engine alone is measured; with it (SC_FORMATS_ENGINE=vllm, CUDA) vLLM's, which
+logs the kernel that it chose. A format that this GPU has no kernel for is one line, and no figure. Numbers are |Δlog p|
+of sampled tokens in nats. --quick: fewer rollouts.
 """
 
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from _common import parse_args, report
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3_5TextConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3_5TextConfig
 
 from score_centering.precision import listed_linears, requantise
 from score_centering.precision.bf16 import install_cpu_kernels
@@ -40,10 +42,25 @@ MODELS: dict[str, PreTrainedConfig] = {
 }  # fmt: skip
 
 
+def models(device: str) -> Iterator[tuple[str, PreTrainedModel]]:
+    """Each model under its label, in BF16."""
+    for label, config in MODELS.items():
+        torch.manual_seed(0)
+        folder = os.environ.get("SC_FORMATS_MODEL")
+        if folder and label == "llama":
+            label, model = Path(folder).name, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        else:
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        if device == "cpu":
+            install_cpu_kernels(model)
+        yield label, model.to(device).eval()
+
+
 def distances(
-    config: PreTrainedConfig, model: torch.nn.Module, precision: Precision, engine_name: str, device: str, rollouts: int
+    model: PreTrainedModel, precision: Precision, engine_name: str, device: str, rollouts: int
 ) -> tuple[float, float]:
     """Mean |Δlog p| of an engine's sampled tokens to the emulation of its precision, and to the BF16 forward."""
+    config = model.config
     weights = {name: value.detach() for name, value in model.named_parameters()}
     with tempfile.TemporaryDirectory() as name:
         folder, quantised, path = Path(name), NOT_QUANTISED, None
@@ -58,7 +75,7 @@ def distances(
         options = EngineOptions(engine_name, precision, device, 64, 16, RESPONSE)
         engine = make_engine(options, config, folder, path)
         engine.sync(weights, 0)
-        prompts = [np.random.default_rng(i).integers(0, VOCABULARY, 12).tolist() for i in range(rollouts // 4)]
+        prompts = [np.random.default_rng(i).integers(0, config.vocab_size, 12).tolist() for i in range(rollouts // 4)]
         made = engine.generate(prompts, 4, Sampling(1.0, RESPONSE, False, ()), 0, 1)
         engine.close()
     found = []
@@ -76,19 +93,16 @@ def main() -> None:
     precisions += [Precision(None, name) for name in CACHES if name != "auto"]
     figures: dict[str, float] = {}
     goals = {}
-    for label, config in MODELS.items():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to(device).eval()
-        if device == "cpu":
-            install_cpu_kernels(model)
+    for label, model in models(device):
         for precision in precisions:
             rollouts = 32 if arguments.quick else 256
             try:
-                emulated, bf16 = distances(config, model, precision, engine_name, device, rollouts)
+                emulated, bf16 = distances(model, precision, engine_name, device, rollouts)
             except UserError as error:
                 print(f"{label}, {precision.label}: {error}", flush=True)
                 continue
             name = f"{label}, {precision.label}"
+            print(f"{name}: {emulated:.4f} to its emulation, {bf16:.4f} to BF16", flush=True)
             figures |= {f"{name}: to its emulation": emulated, f"{name}: to BF16": bf16}
             if precision.quantization is not None:
                 goals[f"{name}: emulation over BF16"] = (emulated / bf16, AGREEMENT)
