@@ -1,5 +1,8 @@
 """The studies: targets of their own, which `all` does not need."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 pytestmark = pytest.mark.dag
@@ -14,6 +17,30 @@ def test_sweep_trains_its_grid_and_needs_no_gate(fresh):
 def test_stale_trains_its_grid(fresh):
     jobs = fresh.jobs("stale")
     assert (jobs["study_run"], jobs["study_settings"], jobs["stale"]) == (24, 24, 1)
+
+
+def test_the_collapse_trains_its_grid(fresh):
+    assert fresh.jobs("collapse") == {
+        "dataset": 1, "model": 1, "quantise": 1, "study_settings": 12, "study_run": 12, "collapse": 1,
+    }  # fmt: skip
+
+
+def test_the_map_makes_a_model_for_each_of_its_entropies(fresh):
+    """216 cells, of which the third with the experiment's own model needs no further one; formats: INT8, INT4."""
+    jobs = fresh.jobs("collapse", "--configfile", "config/collapse.yaml", "config/collapse_map.yaml")
+    assert jobs == {
+        "dataset": 1, "model": 1, "quantise": 2, "collapse_model": 2, "collapse_quantise": 4, "study_settings": 432,
+        "study_run": 1296, "collapse": 1,
+    }  # fmt: skip
+
+
+def test_the_map_of_the_tests_is_its_golden_graph(fresh, graph_of):
+    """Each run depends on the model of its own entropy."""
+    planned = graph_of(fresh.plan("collapse", "--configfile", "config/test.yaml"))
+    golden = Path(__file__).parent / "golden" / "collapse.txt"
+    if "WRITE_GOLDEN" in os.environ:
+        golden.write_text(planned)
+    assert planned == golden.read_text()
 
 
 def test_faults_check_the_engine_and_train_the_arms(fresh):

@@ -114,10 +114,10 @@ def test_another_project_on_other_cores_ends_in_the_same_bytes(project, tmp_path
 
 @pytest.mark.timeout(900)
 def test_the_studies_end_in_their_tables_and_figures(project):
-    snakemake(project, "drift", "faults", "sweep", "stale")
+    snakemake(project, "drift", "faults", "sweep", "stale", "collapse")
     results = project / "results/test"
     drawn = {file.relative_to(results).as_posix() for file in results.glob("*/*.png")}
-    assert {"drift/drift.png", "faults/faults.png", "sweep/sweep.png", "stale/stale.png"} <= drawn
+    assert {f"{study}/{study}.png" for study in ("drift", "faults", "sweep", "stale", "collapse")} <= drawn
     drift = pq.read_table(results / "drift/drift.parquet").to_pylist()
     assert len(drift) == 2 * 3 * 3  # samplers, variants, steps 0 to 2
     first = [row for row in drift if row["step"] == 1]
@@ -141,4 +141,26 @@ def test_the_studies_end_in_their_tables_and_figures(project):
     assert metrics["sampler_age"].to_pylist() == [0, 1, 0]
     identity = json.loads((results / "sweep/runs/int8_noise/sc/seed0/run.json").read_text())["identity"]
     assert identity["config"]["perturbation"]["weight_noise"] == 0.1
-    assert "Nothing to be done" in snakemake(project, "drift", "faults", "sweep", "stale")
+    check_the_map(results)
+    assert "Nothing to be done" in snakemake(project, "drift", "faults", "sweep", "stale", "collapse")
+
+
+def check_the_map(results: Path) -> None:
+    """Two precisions and two models, each with both arms: who is held against whom, and which model was trained."""
+    rows = pq.read_table(results / "collapse/collapse.parquet").to_pylist()
+    assert [(row["precision"], row["entropy"], row["arm"], row["steps"]) for row in rows] == [
+        (precision, entropy, arm, 2) for precision in ("bf16", "noise0.3") for entropy in ("own", "shorter")
+        for arm in ("pg", "sc")
+    ]  # fmt: skip
+    ends = {(row["precision"], row["entropy"], row["arm"]): row["reward_last"] for row in rows}
+    assert all(row["control_last"] == ends["bf16", row["entropy"], "pg"] for row in rows)
+    assert all(row["outcome"] == "held" for row in rows if (row["precision"], row["arm"]) == ("bf16", "pg"))
+    identities = {
+        row["entropy"]: json.loads(path.read_text())["identity"]["model_manifest_sha256"]
+        for row in rows
+        for path in results.glob(f"collapse/runs/*+{row['entropy']}+*/*/seed0/run.json")
+    }
+    shorter = json.loads((results / "collapse/entropies/shorter/model/manifest.json").read_text())
+    assert shorter["warm_start"]["steps"] == 40 and identities["own"] != identities["shorter"]
+    text = (results / "collapse/collapse.md").read_text()
+    assert text.startswith("# Where training collapses\n\n8 runs.") and "| precision bf16 | 0 of 1 | 0 of 1 |" in text

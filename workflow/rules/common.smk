@@ -12,7 +12,15 @@ from score_centering.settings.preflight import check_machine, check_workflow
 from score_centering.settings import UserError, interpolate, resolve, stage_json
 from score_centering.settings.load import with_dotted_keys
 from score_centering.settings.stages import QuantizationStage, TrainStage, quantised_config
-from score_centering.settings.studies import SAMPLERS, STUDIES, cell_stage, cells, ways_to_center
+from score_centering.settings.studies import (
+    SAMPLERS,
+    STUDIES,
+    cell_stage,
+    cells,
+    entropy_model_stage,
+    model_folder,
+    ways_to_center,
+)
 
 
 @cache
@@ -55,15 +63,27 @@ def afresh(rule, files):
     return "--afresh" if forced else ""
 
 
-def quantised(*settings):
-    """The config.json of each quantised model that the rollouts of these settings need; BF16 rollouts need none."""
-    paths = [quantised_config(each.actor_rollout_ref.rollout, Path(RESULTS)) for each in settings]
+def quantised(*settings, results=None):
+    """The config.json of each quantised model that the rollouts of these settings need; BF16 rollouts need none.
+    results: where the model lies, if not in the experiment's folder."""
+    paths = [quantised_config(each.actor_rollout_ref.rollout, Path(results or RESULTS)) for each in settings]
     return sorted({str(path) for path in paths if path})
+
+
+@cache
+def study_cell(study, cell, arm):
+    """Settings of the runs of one cell and arm of a study."""
+    return cell_stage(interpolated(), SETTINGS, study, cell, arm)
 
 
 def study_stage(wildcards):
     """Settings of one run of a study."""
-    return cell_stage(interpolated(), SETTINGS, wildcards.study, wildcards.cell, wildcards.arm)
+    return study_cell(wildcards.study, wildcards.cell, wildcards.arm)
+
+
+def study_results(wildcards):
+    """The folder below which the model that a study's run starts from lies."""
+    return model_folder(RESULTS, CELLS[wildcards.study][wildcards.cell].entropy)
 
 
 def study_files(study, name):
@@ -100,7 +120,7 @@ LOGGERS = {arm: json.dumps(stage.trainer.logger) for arm, stage in TRAINED.items
 GPU = int(SETTINGS.runtime.device == "cuda")
 RESULTS = f"results/{SETTINGS.experiment}"
 QUANTISED = {entry.folder: name for name, entry in FORMATS.items()}
-CELLS = {study: list(cells(SETTINGS, study)) for study in STUDIES}
+CELLS = {study: cells(SETTINGS, study) for study in STUDIES}
 RUNS = expand("<results>/runs/{arm}/seed{seed}/run.json", arm=SETTINGS.run.arms, seed=SEEDS)
 
 # GPU jobs run one at a time unless SC_RUNS_PER_GPU, a profile or --resources says otherwise.

@@ -1,8 +1,8 @@
 """Studies beside the experiment, each a target that `all` does not need: `drift`, `faults`, `sweep`,
-`stale`.
+`stale`, `collapse`.
 
 Need the manifests of dataset and model and the quantised models, no gate: the studies leave the range that the gates
-guard. Runs of faults, sweep and stale are training runs as any other, so they resume; their perturbation is part of their
+guard. `collapse` makes a further model for each of its entropies. Runs of all but drift are training runs as any other, so they resume; their perturbation is part of their
 identity. Use the GPU where `runtime.device` is cuda.
 """
 
@@ -30,8 +30,8 @@ rule study_run:
     input:
         settings="<results>/{study}/settings/{cell}/{arm}.json",
         dataset="<results>/dataset/manifest.json",
-        model="<results>/model/manifest.json",
-        quantised=lambda wildcards: quantised(study_stage(wildcards)),
+        model=lambda wildcards: f"{study_results(wildcards)}/model/manifest.json",
+        quantised=lambda wildcards: quantised(study_stage(wildcards), results=study_results(wildcards)),
     output:
         metrics="<results>/{study}/runs/{cell}/{arm}/seed{seed}/metrics.parquet",
         timing="<results>/{study}/runs/{cell}/{arm}/seed{seed}/timing.parquet",
@@ -114,6 +114,53 @@ rule stale:
         """
         exec python workflow/scripts/studies.py stale \
             --runs {params.folders:q} \
+            --output {params.stem:q} \
+            &> >(tee {log:q} >&2)
+        """
+
+
+use rule model as collapse_model with:
+    output:
+        manifest="<results>/collapse/entropies/{entropy}/model/manifest.json",
+    log:
+        "<results>/logs/collapse/entropies/{entropy}/model.log",
+    params:
+        settings=lambda wildcards: entropy_model_stage(interpolated(), SETTINGS, wildcards.entropy).to_json(),
+        folder=subpath(output.manifest, parent=True),
+
+
+use rule quantise as collapse_quantise with:
+    input:
+        model="<results>/collapse/entropies/{entropy}/model/manifest.json",
+    output:
+        config="<results>/collapse/entropies/{entropy}/model/{quantised}/config.json",
+        manifest="<results>/collapse/entropies/{entropy}/model/{quantised}/manifest.json",
+    log:
+        "<results>/logs/collapse/entropies/{entropy}/{quantised}.log",
+
+
+rule collapse:
+    input:
+        metrics=study_files("collapse", "metrics.parquet"),
+        run=study_files("collapse", "run.json"),
+    output:
+        *figure("collapse/collapse", "Studies", "Where training collapses"),
+        table="<results>/collapse/collapse.parquet",
+        text="<results>/collapse/collapse.md",
+    log:
+        "<results>/logs/collapse.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        settings=stage_json(SETTINGS, "collapse"),
+        runs=f"{RESULTS}/collapse/runs",
+        stem=lambda wildcards, output: os.path.splitext(output.table)[0],
+    shell:
+        """
+        exec python workflow/scripts/collapse.py \
+            --settings {params.settings:q} \
+            --runs {params.runs:q} \
             --output {params.stem:q} \
             &> >(tee {log:q} >&2)
         """

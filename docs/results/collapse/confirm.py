@@ -6,7 +6,6 @@ python docs/results/collapse/confirm.py ATTEMPT=FOLDER [ATTEMPT=FOLDER ...]
 """
 
 import json
-import runpy
 import sys
 from pathlib import Path
 
@@ -14,9 +13,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from score_centering.figures import outcome
 from score_centering.figures.arms import ArmStyle, styles
 from score_centering.figures.canvas import TWO_COLUMNS, EndLabel, axes_row, drawing, label_ends, label_margin
 from score_centering.figures.colours import readable_on_white
+from score_centering.figures.law import area
+from score_centering.figures.outcome import WINDOW
 
 FOLDER = Path(__file__).parent
 TABLE = FOLDER / "confirm.parquet"
@@ -31,7 +33,6 @@ DRAWN = ["grpo_bf16", "grpo", "sc"]
 STALE = {"grpo": "GRPO", "sc": "SC", "grpo_tis": "TIS", "sc_tis": "SC + TIS", "grpo_mis": "MIS", "sc_mis": "SC + MIS"}
 STALE_STEPS = 300
 DEAD = 0.15
-WINDOW = 20
 
 
 def collect(attempt: str, folder: Path) -> pd.DataFrame:
@@ -58,17 +59,17 @@ def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
     """
     runs = []
     for (attempt, arm, seed), run in rows.groupby(["attempt", "arm", "seed"], sort=False):
-        means = run.set_index("step").sort_index()["reward_mean"].dropna().rolling(WINDOW).mean().dropna()
         start = float(run.loc[run["step"] == 0, "clean_reward_mean"].iloc[0])
-        runs.append((attempt, arm, seed, float(means.iloc[-1]), float(means.max()), max(float(means.max()), start)))
+        end = outcome.ending(run.sort_values("step")["reward_mean"], start)
+        runs.append((attempt, arm, seed, end.last, end.peak, end.best))
     table = pd.DataFrame(runs, columns=["attempt", "arm", "seed", "last", "peak", "best"])
     control = table[table["arm"] == "grpo_bf16"].set_index(["attempt", "seed"])["last"].rename("control")
     table = table.join(control, on=["attempt", "seed"])
     from_its_best = table["best"].where(table["attempt"] == "third", table["peak"])
-    table["lost"] = (table["last"] < from_its_best / 4) & (table["last"] < table["control"] / 4)
-    table["held"] = table["last"] >= 0.95 * table["control"]
+    table["lost"] = outcome.lost(table["last"], from_its_best, table["control"])
+    table["held"] = outcome.held(table["last"], table["control"])
     table["dead"] = table["last"] < DEAD
-    table["healthy"] = table["last"] >= 0.9 * table["peak"]
+    table["healthy"] = outcome.healthy(table["last"], table["peak"])
     return table
 
 
@@ -108,7 +109,6 @@ def forewarned(rows: pd.DataFrame, steps: int = 100) -> pd.DataFrame:
     Means over the first `steps` steps; of the meter's coherence, a running value, the last. Runs that are dead already
     in these steps are in it; groups with fewer than five runs of either kind are left out.
     """
-    area = runpy.run_path(str(FOLDER / "draw.py"))["area"]
     runs = []
     for (attempt, _, arm, _), run in rows.groupby(["attempt", "cell", "arm", "seed"], sort=False):
         run = run.set_index("step").sort_index()

@@ -4,13 +4,13 @@ python docs/results/collapse/draw.py [FOLDER] draws them and prints the tables o
 """
 
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from score_centering.figures import outcome
 from score_centering.figures.arms import styles
 from score_centering.figures.canvas import (
     TWO_COLUMNS,
@@ -21,10 +21,12 @@ from score_centering.figures.canvas import (
     label_margin,
 )
 from score_centering.figures.colours import readable_on_white
+from score_centering.figures.law import Law, law
 from score_centering.figures.series import across_seeds
 
 FOLDER = Path(__file__).parent
 ARM = {"pg": "grpo", "sc": "sc"}  # an uncorrected run is drawn as the arm `grpo` of the preset, which it equals
+CONTROL_ENDS = 0.6
 CHANCE = 0.05  # reward of a policy that always boxes one number
 CELL = ["filler", "sampler", "arm", "lr", "prompts", "grad_clip", "schedule", "optimizer", "normalise", "fresh_noise"]
 FEATURES = ["early_k3", "early_entropy", "early_grad_norm", "early_reward", "lr", "prompts", "grad_clip"]
@@ -33,12 +35,12 @@ FEATURES = ["early_k3", "early_entropy", "early_grad_norm", "early_reward", "lr"
 def lost(runs: pd.DataFrame) -> pd.Series:
     """Whether the last 20 steps earn below a quarter of the run's own peak (means of 20 steps) and of 0.6, where the
     control ends."""
-    return (runs["reward_last"] < 0.25 * runs["reward_peak"]) & (runs["reward_last"] < 0.15)
+    return pd.Series(outcome.lost(runs["reward_last"], runs["reward_peak"], CONTROL_ENDS), runs.index)
 
 
 def dead(runs: pd.DataFrame) -> pd.Series:
     """Whether the last 20 steps earn below 0.15: a quarter of where the control ends, whatever the run's own peak."""
-    return runs["reward_last"] < 0.15
+    return runs["reward_last"] < outcome.LOST_BELOW * CONTROL_ENDS
 
 
 def comparable(runs: pd.DataFrame) -> pd.DataFrame:
@@ -98,34 +100,13 @@ def curves(steps: pd.DataFrame) -> Figure:
     return figure
 
 
-def law(runs: pd.DataFrame) -> tuple[float, float, int, int]:
-    """Area under the ROC curve, on the half it was fitted on and on the other, of which uncorrected runs die; and the
-    number of runs in each half. Logistic regression, ridge 1, on the first five updates' K3, entropy, gradient norm
-    and reward and on rate, batch and clip; halves are cells, by the CRC of their settings."""
+def forecast(runs: pd.DataFrame) -> Law:
+    """Which uncorrected runs die, from the first five updates' K3, entropy, gradient norm and reward and from rate,
+    batch and clip."""
     runs = runs[(runs["arm"] == "pg") & (runs["optimizer"] == "sgd") & ~runs["fresh_noise"] & (runs["steps"] >= 120)]
-    cell = runs[CELL].apply(lambda row: zlib.crc32("|".join(map(str, row)).encode()) % 2 == 0, axis=1)
-    columns = runs[FEATURES].fillna(10.0).to_numpy(float)  # no clip: above every norm that was seen
-    inputs = np.log(np.maximum(columns, 1e-8))
-    target = dead(runs).to_numpy(float)
-    fitted = cell.to_numpy()
-    mean, deviation = inputs[fitted].mean(axis=0), inputs[fitted].std(axis=0) + 1e-9
-    design = np.column_stack([np.ones(len(inputs)), (inputs - mean) / deviation])
-    weights = np.zeros(design.shape[1])
-    ridge = np.eye(design.shape[1])
-    ridge[0, 0] = 1e-6
-    for _ in range(50):
-        chance = 1 / (1 + np.exp(-design[fitted] @ weights))
-        slope = design[fitted].T @ (target[fitted] - chance) - ridge @ weights
-        curvature = (design[fitted].T * (chance * (1 - chance))) @ design[fitted] + ridge
-        weights += np.linalg.solve(curvature, slope)
-    score = design @ weights
-    return (*(area(score[half], target[half]) for half in (fitted, ~fitted)), int(fitted.sum()), int((~fitted).sum()))
-
-
-def area(score: np.ndarray, target: np.ndarray) -> float:
-    """Chance that a run that dies scores above one that does not; ties count half."""
-    above = score[target == 1][:, None] - score[target == 0][None]
-    return float(((above > 0) + 0.5 * (above == 0)).mean())
+    cells = ["|".join(map(str, cell)) for _, cell in runs[CELL].iterrows()]
+    inputs = runs[FEATURES].fillna(10.0).to_numpy(float)  # no clip: above every norm that was seen
+    return law(inputs, dead(runs).to_numpy(float), cells, FEATURES)
 
 
 def shares(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -159,13 +140,7 @@ def taken_away(runs: pd.DataFrame) -> pd.DataFrame:
         "INT8 + INT4 KV": (runs["sampler"] == "INT8 + INT4 KV") & sgd & rate & constant & (clip == 0.3),
         "BF16": (runs["sampler"] == "BF16") & sgd & rate & constant & (clip == 0.3),
     }
-    rows = []
-    for name, chosen in cases.items():
-        arms = {arm: runs[chosen & (runs["arm"] == arm)] for arm in ARM}
-        counts = [f"{dead(own).sum()} of {len(own)}" if len(own) else "–" for own in arms.values()]
-        lasts = [f"{own['reward_last'].mean():.2f}" if len(own) else "–" for own in arms.values()]
-        rows.append((name, *counts, *lasts))
-    return pd.DataFrame(rows, columns=["condition", "uncorrected dead", "SC dead", "uncorrected ends", "SC ends"])
+    return outcome.taken_away(runs, cases, {"pg": "uncorrected", "sc": "SC"}, dead(runs), "dead")
 
 
 def main(output: Path = FOLDER) -> None:
@@ -190,9 +165,10 @@ def main(output: Path = FOLDER) -> None:
                                              ["sampler", "fresh_noise", "arm", "lr"]).round(2), "\n")  # fmt: skip
     print("AdamW:\n", shares(runs[runs["optimizer"] == "adamw"], ["sampler", "arm"]).round(2), "\n")
     print("one condition taken away:\n", taken_away(runs).to_string(index=False), "\n")
-    fitted, other, count, others = law(runs)
+    told = forecast(runs)
     print(
-        f"law: area under the curve {fitted:.2f} on the fitted half ({count} runs), {other:.2f} on the other ({others})"
+        f"law: area under the curve {told.fitted:.2f} on the fitted half ({told.fitted_runs} runs), "
+        f"{told.other:.2f} on the other ({told.other_runs})"
     )
 
 

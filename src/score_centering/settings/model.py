@@ -534,6 +534,67 @@ class Stale(Block):
         return self
 
 
+class Bound(Block):
+    lr: PositiveFloat = Field(description="learning rate at rate 1")
+    overrides: dict[str, Any] = Field(default_factory=dict, description="settings laid over every arm's")
+    uncorrected: dict[str, Any] = Field(
+        default_factory=dict, description="those laid over the first arm's alone, such as policy_loss ppo"
+    )
+
+
+class Conditions(Block):
+    """One cell of the map."""
+
+    precision: str = Field(description="one of the grid's precisions")
+    rate: PositiveFloat = Field(description="one of the grid's rates")
+    entropy: str = Field(description="one of the grid's entropies")
+    bound: str = Field(description="one of the grid's bounds")
+
+
+class CollapseGrid(Block):
+    precisions: Annotated[list[str], Field(min_length=1)] = Field(description="precisions of the rollouts")
+    rates: Annotated[list[PositiveFloat], Field(min_length=1)] = Field(description="multiples of the bounds' own rate")
+    entropies: Annotated[list[str], Field(min_length=1)] = Field(description="models to start from")
+    bounds: Annotated[list[str], Field(min_length=1)] = Field(description="what bounds a step")
+
+
+class Collapse(Block):
+    precisions: dict[Name, dict[str, Any]] = Field(
+        description="definitions, the grid selects: settings laid over the arm's; perturbation is null unless they say"
+    )
+    entropies: dict[Name, dict[str, Any]] = Field(
+        description="definitions: settings of the model stage and of its runs; {}: the experiment's own model"
+    )
+    bounds: dict[Name, Bound] = Field(description="definitions")
+    grid: CollapseGrid
+    control: str = Field(description="precision of the runs of the first arm that the others are held against")
+    reference: Conditions = Field(description="the cell whose conditions the report takes away, one at a time")
+    arms: Annotated[list[str], Field(min_length=2)] = Field(description="arms to train, the uncorrected one first")
+    seeds: Annotated[list[NonNegative], Field(min_length=1)] = Field(description="seeds of each cell")
+    overrides: dict[str, Any] = Field(description="settings laid over every run")
+
+    @model_validator(mode="after")
+    def _defined(self) -> "Collapse":
+        for axis in ("precisions", "entropies", "bounds"):
+            defined = getattr(self, axis)
+            for name in getattr(self.grid, axis):
+                if name not in defined:
+                    raise ValueError(f"grid.{axis}: {name!r} is not defined (defined: {', '.join(sorted(defined))})")
+        for key, values in (*self.grid, ("arms", self.arms), ("seeds", self.seeds)):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{key} lists an entry twice: {values}")
+        chosen = {"control": ("precisions", self.control)}
+        chosen |= {f"reference.{key}": (f"{PLURALS[key]}", value) for key, value in self.reference}
+        for key, (axis, value) in chosen.items():
+            if value not in getattr(self.grid, axis):
+                raise ValueError(f"{key}: {value!r} is not in grid.{axis} = {getattr(self.grid, axis)}")
+        return self
+
+
+PLURALS = {"precision": "precisions", "rate": "rates", "entropy": "entropies", "bound": "bounds"}
+"""Axis of the map → the key of `CollapseGrid` that lists it."""
+
+
 def check_perturbation(perturbation: Perturbation | None, trainer: TrainerSettings) -> None:
     """Raises ValueError where a run is to be perturbed by a trainer that doesn't drive the rollout engine itself."""
     if perturbation is not None and trainer.name != "local":
@@ -564,10 +625,11 @@ class Settings(Block):
     faults: Faults
     sweep: Sweep
     stale: Stale
+    collapse: Collapse
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
-        for where in ("run", "faults", "sweep", "stale"):
+        for where in ("run", "faults", "sweep", "stale", "collapse"):
             for arm in getattr(self, where).arms:
                 if arm not in self.arms:
                     raise ValueError(f"{where}.arms: unknown arm {arm!r} (defined: {', '.join(sorted(self.arms))})")

@@ -12,6 +12,8 @@ from score_centering.settings.model import (
     ActorRolloutRef,
     Algorithm,
     Block,
+    CollapseGrid,
+    Conditions,
     Data,
     Dataset,
     Drift,
@@ -308,6 +310,20 @@ class FaultCheckStage(Stage):
         )
 
 
+class CollapseStage(Stage):
+    """What the map of the collapse is drawn by, without the definitions of its conditions."""
+
+    grid: CollapseGrid
+    control: str
+    reference: Conditions
+    arms: list[str]
+    seeds: list[int]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(**{name: getattr(settings.collapse, name) for name in cls.model_fields})
+
+
 REPEAT_LIMITS: dict[str, dict[str, float]] = {
     "repeat.equal_tokens_share": {"min": 1},
     "repeat.not_finite_logprobs": {"max": 0},
@@ -340,6 +356,7 @@ STAGES: dict[str, type[Stage]] = {
     "figures": FiguresStage,
     "drift": DriftStage,
     "fault_check": FaultCheckStage,
+    "collapse": CollapseStage,
 }
 
 

@@ -28,12 +28,6 @@ def test_lost_is_below_a_quarter_of_the_own_peak_and_of_the_control(program):
     assert program["dead"](runs).tolist() == [True, True, True, False]
 
 
-def test_area_under_the_curve_by_hand(program):
-    # Three of the four pairs of a dying and a living run are in order.
-    assert program["area"](np.array([0.9, 0.4, 0.5, 0.1]), np.array([1.0, 1.0, 0.0, 0.0])) == 0.75
-    assert program["area"](np.array([0.5, 0.5]), np.array([1.0, 0.0])) == 0.5
-
-
 def test_the_page_states_what_the_tables_hold(program):
     page = " ".join((FOLDER / "README.md").read_text().split())
     runs = pd.read_parquet(FOLDER / "runs.parquet")
@@ -48,8 +42,8 @@ def test_the_page_states_what_the_tables_hold(program):
     control = plain[(plain["sampler"] == "BF16") & (plain["arm"] == "pg")]
     bare = control[control["grad_clip"].isna()]
     assert f"{dead(bare).sum()} of {len(bare)} controls die" in page
-    fitted, other, _, count = program["law"](runs)
-    assert f"{other:.2f} ({count} runs; {fitted:.2f} on the fitted half)" in page
+    told = program["forecast"](runs)
+    assert f"{told.other:.2f} ({told.other_runs} runs; {told.fitted:.2f} on the fitted half)" in page
 
 
 def test_one_condition_taken_away(program):

@@ -114,6 +114,20 @@ RUN_BY = {
         "tests/unit/figures/test_collapse_results.py::test_the_second_list"
     ),
     "snakemake --cores 2 all --configfile config/collapse.yaml config/collapse_laptop.yaml": LONG,
+    "snakemake --cores 2 collapse": "tests/dag/test_study_graphs.py::test_the_collapse_trains_its_grid",
+    "snakemake --cores 2 collapse --configfile config/collapse.yaml config/collapse_laptop.yaml": LONG,
+    "snakemake -n collapse --configfile config/collapse.yaml config/collapse_map.yaml": (
+        "tests/dag/test_study_graphs.py::test_the_map_makes_a_model_for_each_of_its_entropies"
+    ),
+    "python benchmarks/study_list.py collapse --models --configfile config/collapse.yaml "
+    "--configfile config/collapse_map.yaml | xargs snakemake --cores 2 --configfile config/collapse.yaml "
+    "config/collapse_map.yaml --": LONG,
+    "python benchmarks/study_list.py collapse --configfile config/collapse.yaml "
+    "--configfile config/collapse_map.yaml >map.list": (
+        "tests/unit/project/test_study_list.py::test_a_line_trains_what_the_study_trains"
+    ),
+    "python workflow/scripts/collapse.py --configfile config/collapse.yaml --configfile config/collapse_map.yaml "
+    "--runs map --output map/collapse": "tests/unit/figures/test_collapse_map.py::test_the_program",
     "snakemake -n stale --configfile config/collapse.yaml config/collapse_stale.yaml": (
         "tests/unit/figures/test_collapse_results.py::test_the_list_of_stale_runs_is_the_workflow_s"
     ),
