@@ -2,14 +2,15 @@
 
 A random Llama and a random Qwen3.5, the same prompts for all; SC_FORMATS_MODEL=FOLDER takes the model of a folder in
 the Llama's place. Without vLLM the local engine alone is measured; with it (SC_FORMATS_ENGINE=vllm, CUDA) vLLM's, which
-logs the kernel that it chose. A format that this GPU has no kernel for is one line, and no figure. Numbers are |Δlog p|
-of sampled tokens in nats. --quick: fewer rollouts.
+logs the kernel that it chose, each of its engines in a process of its own. A format that this GPU has no kernel for is
+one line, and no figure. Numbers are |Δlog p| of sampled tokens in nats. --quick: fewer rollouts.
 """
 
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -42,24 +43,26 @@ MODELS: dict[str, PreTrainedConfig] = {
 }  # fmt: skip
 
 
-def models(device: str) -> Iterator[tuple[str, PreTrainedModel]]:
-    """Each model under its label, in BF16."""
-    for label, config in MODELS.items():
-        torch.manual_seed(0)
-        folder = os.environ.get("SC_FORMATS_MODEL")
-        if folder and label == "llama":
-            label, model = Path(folder).name, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-        else:
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        if device == "cpu":
-            install_cpu_kernels(model)
-        yield label, model.to(device).eval()
+def load(label: str, device: str) -> PreTrainedModel:
+    """The model under a label of `labels`, in BF16."""
+    torch.manual_seed(0)
+    if label in MODELS:
+        model = AutoModelForCausalLM.from_config(MODELS[label], dtype=torch.bfloat16)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(os.environ["SC_FORMATS_MODEL"], dtype=torch.bfloat16)
+    if device == "cpu":
+        install_cpu_kernels(model)
+    return model.to(device).eval()
 
 
-def distances(
-    model: PreTrainedModel, precision: Precision, engine_name: str, device: str, rollouts: int
-) -> tuple[float, float]:
+def labels() -> list[str]:
+    folder = os.environ.get("SC_FORMATS_MODEL")
+    return [Path(folder).name, "qwen3.5"] if folder else list(MODELS)
+
+
+def distances(label: str, precision: Precision, engine_name: str, device: str, rollouts: int) -> tuple[float, float]:
     """Mean |Δlog p| of an engine's sampled tokens to the emulation of its precision, and to the BF16 forward."""
+    model = load(label, device)
     config = model.config
     weights = {name: value.detach() for name, value in model.named_parameters()}
     with tempfile.TemporaryDirectory() as name:
@@ -86,6 +89,14 @@ def distances(
     return found[0], found[1]
 
 
+def measured(label: str, precision: Precision, engine_name: str, device: str, rollouts: int) -> tuple[float, float]:
+    """`distances`; vLLM's in a fresh process, since a second engine with other weights can't capture its graphs."""
+    if engine_name == "local":
+        return distances(label, precision, engine_name, device, rollouts)
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(distances, label, precision, engine_name, device, rollouts).result()
+
+
 def main() -> None:
     arguments = parse_args(__doc__)
     device, engine_name = arguments.device, os.environ.get("SC_FORMATS_ENGINE", "local")
@@ -93,11 +104,11 @@ def main() -> None:
     precisions += [Precision(None, name) for name in CACHES if name != "auto"]
     figures: dict[str, float] = {}
     goals = {}
-    for label, model in models(device):
+    rollouts = 32 if arguments.quick else 256
+    for label in labels():
         for precision in precisions:
-            rollouts = 32 if arguments.quick else 256
             try:
-                emulated, bf16 = distances(model, precision, engine_name, device, rollouts)
+                emulated, bf16 = measured(label, precision, engine_name, device, rollouts)
             except UserError as error:
                 print(f"{label}, {precision.label}: {error}", flush=True)
                 continue

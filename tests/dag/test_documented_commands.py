@@ -15,6 +15,10 @@ def test_an_arm_that_run_arms_does_not_name_is_trained_by_name(fresh):
     assert fresh.jobs("sc_icepop")["train_sc_icepop"] == 1
 
 
+def test_the_exact_control(fresh):
+    assert fresh.jobs("grpo_exact", "--configfile", "config/exact.yaml")["train_grpo_exact"] == 1
+
+
 def test_stages_of_full_scale_by_their_files(fresh):
     jobs = fresh.jobs("results/b200/precision/gate.json", *B200)
     assert jobs == {"dataset": 1, "model": 1, "quantise": 1, "validate": 1, "gate_precision": 1}

@@ -58,6 +58,9 @@ RUN_BY = {
         "tests/unit/figures/test_scan.py::test_program"
     ),
     "snakemake --cores 1 all --configfile config/smol.yaml": GPU,
+    "snakemake --cores 1 grpo_exact --configfile config/exact.yaml": (
+        "tests/dag/test_documented_commands.py::test_the_exact_control"
+    ),
     "snakemake --cores 1 all --config 'run={seeds: [0, 1, 2]}'": (
         "tests/dag/test_reruns.py::test_a_changed_setting_reruns_what_depends_on_it"
     ),
@@ -171,7 +174,7 @@ RUN_BY = {
     "pytest tests/gpu/test_two_gpus_gpu.py": GPU,
     "python benchmarks/capture.py": GPU,
     "python benchmarks/formats.py --device cuda": GPU,
-    "SC_FORMATS_ENGINE=vllm python benchmarks/formats.py --device cuda": GPU,
+    "SC_FORMATS_ENGINE=vllm SC_FORMATS_MODEL=FOLDER python benchmarks/formats.py --quick --device cuda": GPU,
     "python benchmarks/dataset.py": LONG,
     "python benchmarks/reward.py": LONG,
     "python benchmarks/engine.py": LONG,
