@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +37,16 @@ class Run:
     def identity(self) -> dict[str, Any]:
         """What makes the run the one that it is, by its run.json; `config` holds its settings."""
         return read_json(self.folder / "run.json")["identity"]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where the run was made and from which sources, by its run.json; empty in one of before that was recorded."""
+        return read_json(self.folder / "run.json").get("provenance", {})
+
+    @property
+    def started(self) -> datetime:
+        """When its first recorded step began, UTC."""
+        return schema.read_timing(self.folder / "timing.parquet")["started_at"][0].as_py()
 
 
 @dataclass(frozen=True)

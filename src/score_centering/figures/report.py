@@ -24,6 +24,7 @@ from score_centering.figures.summary import COLUMNS, display, summarise
 from score_centering.figures.task_section import task
 from score_centering.figures.verdict import verdict
 from score_centering.precision.registry import UNQUANTISED_PRECISION, precision_labels
+from score_centering.runs.watch import duration
 from score_centering.settings import UserError
 from score_centering.settings.dotted import by_dotted_key, differing
 from score_centering.settings.inputs import read_json
@@ -346,7 +347,29 @@ def _provenance(experiment: Experiment) -> str:
         )
         for index, run in enumerate(experiment.runs)
     ]
-    return table(("The same for every run", ""), rows, "pins") + table(("Arm", "Seed", *own_values), own_rows)
+    made = [
+        (
+            escape(experiment.looks[run.arm].label),
+            str(run.seed),
+            f"{run.started:%Y-%m-%d %H:%M}",
+            duration(float(np.nansum(run.timing["step_s"]))),
+            *(escape(text) for text in _origin(run.provenance)),
+        )
+        for run in experiment.runs
+    ]
+    return (
+        table(("Arm", "Seed", "Started, UTC", "Steps took", "Host", "Processor", "Sources"), made)
+        + table(("The same for every run", ""), rows, "pins")
+        + table(("Arm", "Seed", *own_values), own_rows)
+    )
+
+
+def _origin(provenance: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Host, processor, and the commit with whether the sources were its."""
+    commit = provenance.get("git_commit")
+    state = "" if provenance.get("git_clean") else ", changed"
+    sources = "no git" if commit is None else f"{commit[:12]}{state}"
+    return provenance.get("host", "not recorded"), provenance.get("processor", "not recorded"), sources
 
 
 def _rerun(experiment: Experiment, descriptions: Mapping[str, str]) -> str:

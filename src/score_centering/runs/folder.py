@@ -30,6 +30,7 @@ from score_centering.runs.identity import differences, read_identity
 from score_centering.runs.lock import hold
 from score_centering.runs.log import MetricsLog, encode, read_log, to_row, to_table
 from score_centering.runs.process import EXIT_RESUMABLE, StopFlag, stop_on_signals
+from score_centering.runs.provenance import provenance
 from score_centering.settings import UserError
 
 if TYPE_CHECKING:
@@ -223,14 +224,15 @@ class RunFolder:
     def publish(self, config_yaml: str, run_info: Mapping[str, Any]) -> None:
         """Declare the results: temporary names first, then the renames, then `state/PUBLISHED`.
 
-        `run_info` is added to run.json beside the identity and must hold no wall-clock value.
+        `run_info` is added to run.json beside identity and provenance and must hold no wall-clock value.
         """
         self.phase("publish")
         records = self.records()
         if not records:
             raise ValueError("nothing was recorded, so there is nothing to publish")
         metadata = {key: str(self.identity[key]) for key in ("experiment", "arm", "seed")}
-        run_json = {"schema_version": schema.SCHEMA_VERSION, "identity": self.identity, **run_info}
+        made = {"identity": self.identity, "provenance": provenance()}
+        run_json = {"schema_version": schema.SCHEMA_VERSION, **made, **run_info}
         contents = {
             "metrics.parquet": schema.table_bytes(to_table(records, "metrics", schema.METRICS), metadata),
             "timing.parquet": schema.table_bytes(to_table(records, "timing", schema.TIMING), metadata),
