@@ -1,14 +1,20 @@
 """BF16 arithmetic on CPUs that have no BF16 units: the same numbers as a tensor core gives, at FP32 speed.
 
 A tensor core multiplies BF16 operands, accumulates in FP32 and rounds the result to BF16. The functions here do that
-with FP32 matrix products on BF16 operands; native BF16 products are 10 to 40 times slower on such a CPU. The depthwise
-convolution and the delta rule of Qwen3.5's gated linear attention run in FP32 inside and round at their end, as the
-fused CUDA kernels do.
+with FP32 matrix products on BF16 operands; native BF16 products are 10 to 40 times slower on such a CPU. Softmax
+attention, the depthwise convolution and the delta rule of Qwen3.5's gated linear attention run in FP32 inside and round
+at their end, as the fused CUDA kernels do.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 
@@ -32,13 +38,43 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return _Linear.apply(x, weight)
 
 
+def attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """transformers' `sdpa` attention of query, key, value (B, heads, S, D) in FP32, rounded once: (B, S, H, D)."""
+    out, weights = sdpa_attention_forward(module, query.float(), key.float(), value.float(), attention_mask, **kwargs)
+    return out.to(query.dtype), weights
+
+
+class _Convolution(torch.autograd.Function):
+    """Tap W − 1 − n of `weight` meets the input n positions back; n < S, so a short sequence has fewer taps."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+        taps, x32, length = weight.float().t().contiguous(), x.float(), x.shape[1]
+        total = x32 * taps[-1]
+        for back in range(1, min(len(taps), length)):
+            total[:, back:].addcmul_(x32[:, : length - back], taps[-1 - back])
+        ctx.save_for_backward(x, weight, total)
+        return F.silu(total).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, total = ctx.saved_tensors
+        taps, x32, length = weight.float().t().contiguous(), x.float(), x.shape[1]
+        grad32 = torch.ops.aten.silu_backward(grad.float(), total)
+        grad_x, grad_taps = grad32 * taps[-1], torch.zeros_like(taps)
+        grad_taps[-1] = (x32 * grad32).sum((0, 1))
+        for back in range(1, min(len(taps), length)):
+            grad_x[:, : length - back].addcmul_(grad32[:, back:], taps[-1 - back])
+            grad_taps[-1 - back] = (x32[:, : length - back] * grad32[:, back:]).sum((0, 1))
+        return grad_x.to(x.dtype), grad_taps.t().to(weight.dtype)
+
+
 def causal_depthwise_conv(x: Tensor, weight: Tensor) -> Tensor:
-    """SiLU of the causal depthwise convolution of `x (B, S, C)` with `weight (C, W)`: W shifted products, summed."""
-    width = weight.shape[-1]
-    padded = F.pad(x.float(), (0, 0, width - 1, 0))
-    length = x.shape[1]
-    total = sum(padded[:, tap : tap + length] * weight[:, tap].float() for tap in range(width))
-    return F.silu(total).to(x.dtype)
+    """SiLU of the causal depthwise convolution of `x (B, S, C)` with `weight (C, W)`; differentiable in both."""
+    return _Convolution.apply(x, weight)
 
 
 def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, chunk: int = 64) -> Tensor:
@@ -98,6 +134,9 @@ class _CpuLinear(nn.Linear):
 
 # transformers writes the mixture's class as a copy of the dense model's; named here so that nobody imports both
 DELTA_NETS = ("Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
+ATTENTION = "sdpa_in_fp32"  # torch's backward of BF16 attention takes ten times as long on a CPU
+AttentionInterface.register(ATTENTION, attend)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 class _CpuGatedDeltaNet(Qwen3_5GatedDeltaNet):
@@ -127,8 +166,8 @@ class _CpuGatedDeltaNet(Qwen3_5GatedDeltaNet):
         return self.out_proj(self.norm(out.reshape(-1, self.head_v_dim), gate).reshape(batch, length, -1))
 
 
-def install_cpu_kernels(model: nn.Module) -> None:
-    """Let every linear and gated-linear-attention layer of `model` (in place) compute through this module.
+def install_cpu_kernels(model: PreTrainedModel) -> None:
+    """Let every linear and attention layer of `model` (in place) compute through this module.
 
     Whole sequences only: a model that must decode with a cache keeps transformers' own layers (or the local engine's).
     """
@@ -137,3 +176,4 @@ def install_cpu_kernels(model: nn.Module) -> None:
             module.__class__ = _CpuLinear
         elif type(module).__name__ in DELTA_NETS:
             module.__class__ = _CpuGatedDeltaNet
+    model.set_attn_implementation(ATTENTION)

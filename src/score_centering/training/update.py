@@ -109,7 +109,7 @@ class Updater:
         meter: DriftMeter | None,
     ) -> Sums:
         totals = None
-        for batch in self._micro_batches(rollouts, advantages, old):
+        for _, batch in self._micro_batches(rollouts, advantages, old):
             hidden = self._hidden(batch)
             if meter is not None:
                 meter.collect(hidden, self._model.lm_head.weight, batch.tokens)
@@ -122,12 +122,13 @@ class Updater:
     @torch.no_grad()
     def _score(self, rollouts: Sequence[Rollout], advantages: Tensor) -> tuple[list[Tensor], Sums]:
         """Old-policy log-probs of each rollout and the metric sums, before the first of several updates."""
-        logprobs, totals = [], None
-        for batch in self._micro_batches(rollouts, advantages, None):
+        logprobs, totals = {}, None
+        for part, batch in self._micro_batches(rollouts, advantages, None):
             result = self._loss(self._hidden(batch), batch)
-            logprobs.append(result.logprobs)
+            lengths = [len(rollouts[i].token_ids) for i in part]
+            logprobs |= zip(part, result.logprobs.split(lengths), strict=True)
             totals = add_sums(totals, result.sums)
-        return list(torch.cat(logprobs).split([len(rollout.token_ids) for rollout in rollouts])), totals
+        return [logprobs[i] for i in range(len(rollouts))], totals
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """(T, D): the states that predict the generated tokens."""
@@ -141,14 +142,19 @@ class Updater:
 
     def _micro_batches(
         self, rollouts: Sequence[Rollout], advantages: Tensor, old: Sequence[Tensor] | None
-    ) -> Iterator[MicroBatch]:
-        """Micro-batches whose loss weights are those of all `rollouts` together."""
+    ) -> Iterator[tuple[list[int], MicroBatch]]:
+        """Micro-batches whose loss weights are those of all `rollouts` together, and which rollouts each one holds.
+
+        The longest come first: rows of one forward are padded to the longest of them, so they should be alike.
+        """
         lengths = torch.tensor([len(rollout.token_ids) for rollout in rollouts])
+        order = np.argsort([-len(rollout.prompt_ids) - len(rollout.token_ids) for rollout in rollouts], kind="stable")
         tokens, size = int(lengths.sum()), self._actor.ppo_micro_batch_size_per_gpu
         for start in range(0, len(rollouts), size):
-            part = slice(start, start + size)
+            part = order[start : start + size].tolist()
             weights = self._objective.loss_weights(lengths[part], tokens, len(rollouts))
-            yield make_micro_batch(rollouts[part], advantages[part], weights, self._model.device, old and old[part])
+            chosen, chosen_old = [rollouts[i] for i in part], old and [old[i] for i in part]
+            yield part, make_micro_batch(chosen, advantages[part], weights, self._model.device, chosen_old)
 
 
 MISMATCH = (
