@@ -1,4 +1,4 @@
-# make all    the whole experiment at the default scale, on two CPU cores
+# make all    the collapse on two CPU cores: the whole experiment of config/collapse_laptop.yaml
 # make test   every check and test
 # make test-verl   the tests of verl's whole loop on Ray, 10 minutes (after make test)
 # make test-verl-short   those that CI runs: GRPO, and SC killed and resumed
@@ -30,7 +30,7 @@ VERL_LOOP := tests/workflow/test_verl_loop.py
 IN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 all: environment
-	$(IN) snakemake --cores 1 all
+	$(IN) snakemake --cores 2 all --configfile config/collapse.yaml config/collapse_laptop.yaml
 
 # Hypothesis draws the same examples in every run, so that a failure is the change's; plain `pytest` looks for new ones.
 test: check

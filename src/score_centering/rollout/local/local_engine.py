@@ -24,9 +24,11 @@ from score_centering.settings import UserError
 
 PREFILL_CHUNK = 64  # tokens of a prompt that are read at once
 PREFILL_ROWS = {"cpu": 8, "cuda": 32}  # prompts that are read at once
-# On a CPU, slots at the end that hold nothing are left out in blocks of this many. That rows keep their bits rests on
-# FP32 products that treat a row alike whatever their number of rows (MKL does from 4 rows on); a test holds it.
+# On a CPU, slots at the end that hold nothing and positions that no rollout has reached are left out in blocks of this
+# many. That rows keep their bits rests on FP32 products that treat a row alike whatever their number of rows (MKL does
+# from 4 rows on), and on sums whose order the zeros behind the last position don't change; a test holds it.
 CPU_ROW_BLOCK = 16
+CPU_POSITION_BLOCK = 16
 
 
 class LocalEngine(StreamEngine):
@@ -250,7 +252,10 @@ class LocalEngine(StreamEngine):
     def _advance(self, records: Records, greedy: bool) -> None:
         """Decodes one step on a CPU, `check_every` steps on CUDA."""
         if self.device.type == "cpu":
-            self._decode(self._compact(records.capacity), records, greedy)
+            rows = self._compact(records.capacity)
+            reached = int(self._slots.position[:rows].max()) // CPU_POSITION_BLOCK + 1  # blocks
+            seen = min(reached * CPU_POSITION_BLOCK, len(self._position_index))
+            self._decode(rows, seen, records, greedy)
             return
         graph = self._graphs.get((records.candidates, greedy)) or self._capture(records, greedy)
         for _ in range(self.check_every):
@@ -278,11 +283,11 @@ class LocalEngine(StreamEngine):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
-                self._decode(self._slots.token.shape[0], records, greedy)
+                self._decode(self._slots.token.shape[0], len(self._position_index), records, greedy)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._decode(self._slots.token.shape[0], records, greedy)
+            self._decode(self._slots.token.shape[0], len(self._position_index), records, greedy)
         for tensor, value in zip(self._slots.tensors(), saved, strict=True):
             tensor.copy_(value)
         for tensor, value in zip(
@@ -292,15 +297,16 @@ class LocalEngine(StreamEngine):
         self._graphs[records.candidates, greedy] = graph
         return graph
 
-    def _decode(self, rows: int, records: Records, greedy: bool) -> None:
-        """One token for each of the first `rows` slots; never waits for the device."""
-        slots, state = self._slots.first_rows(rows), self._state.first_rows(rows)
+    def _decode(self, rows: int, seen: int, records: Records, greedy: bool) -> None:
+        """One token for each of the first `rows` slots, none at position `seen` or after it; never waits for the
+        device."""
+        slots, state = self._slots.first_rows(rows), self._state.first_rows(rows).up_to(seen)
         routes = records.routes.new_empty(rows, 1, *records.routes.shape[2:]) if self._record_routes else None
         step = Step(
             rows=self._slot_index[:rows],
             positions=slots.position[:, None],
             valid=None,
-            hidden=(self._position_index > slots.position[:, None])[:, None, None],
+            hidden=(self._position_index[:seen] > slots.position[:, None])[:, None, None],
             cos=self._cos[slots.position, None],
             sin=self._sin[slots.position, None],
             owner=slots.record,
