@@ -41,7 +41,10 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """transformers' `sdpa` attention of query, key, value (B, heads, S, D) in FP32, rounded once: (B, S, H, D)."""
+    """transformers' `sdpa` attention in FP32, rounded once.
+
+    query (B, H, S, D), key, value (B, Hkv, S, D) → (B, S, H, D) in the dtype of `query`.
+    """
     out, weights = sdpa_attention_forward(module, query.float(), key.float(), value.float(), attention_mask, **kwargs)
     return out.to(query.dtype), weights
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
-from score_centering.precision.bf16 import causal_depthwise_conv, gated_delta_rule, install_cpu_kernels, linear
+from score_centering.precision.bf16 import attend, causal_depthwise_conv, gated_delta_rule, install_cpu_kernels, linear
 
 
 def qwen(seed: int = 0) -> Qwen3_5ForCausalLM:
@@ -52,6 +52,21 @@ def test_padding_on_the_right_never_reaches_the_tokens_before_it():
     padded = torch.cat([ids, torch.full((1, 13), 7)], dim=1)
     alone = net(input_ids=ids, use_cache=False).logits
     torch.testing.assert_close(net(input_ids=padded, use_cache=False).logits[:, :20], alone, rtol=0, atol=0.04)
+
+
+def test_attention_is_rounded_once():
+    """Two query heads on one key head, causal: transformers' FP32 result of the same BF16 numbers, rounded to BF16."""
+    net = qwen()
+    install_cpu_kernels(net)
+    layer = next(layer.self_attn for layer in net.model.layers if hasattr(layer, "self_attn"))
+    query, key, value = torch.randn(2 + 1 + 1, 3, 9, 16).bfloat16().split([2, 1, 1])
+    query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+    found, _ = attend(layer, query, key, value, None, scaling=0.25)
+    scores = (query.double() @ key.double().transpose(-1, -2)) * 0.25
+    scores = scores.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -torch.inf)
+    exact = (scores.softmax(-1) @ value.double()).transpose(1, 2)
+    assert found.dtype == torch.bfloat16
+    assert ((found.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-6).all()
 
 
 @settings(max_examples=25, deadline=None)

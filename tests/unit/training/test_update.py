@@ -84,14 +84,27 @@ def test_sgd_step_is_the_dense_gradient(arm, micro):
     assert metrics["learning_rate"] == 1.0
 
 
+@pytest.mark.parametrize("epochs", [1, 2])  # two: old log-probs must come back to their own rollouts
 @pytest.mark.parametrize("arm", ["grpo", "sc"])
-def test_metrics_do_not_depend_on_the_split(arm):
+def test_metrics_do_not_depend_on_the_split(arm, epochs):
     batch, advantages = tiny_rollouts(), torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 2.0])
-    whole = updater(tiny_model(), arm).update(batch, advantages, step=1)
-    split = updater(tiny_model(), arm, micro=1).update(batch, advantages, step=1)
+    whole = updater(tiny_model(), arm, ppo_epochs=epochs).update(batch, advantages, step=1)
+    split = updater(tiny_model(), arm, ppo_epochs=epochs, micro=1).update(batch, advantages, step=1)
     assert whole.keys() == split.keys()
     for name, value in whole.items():
         assert split[name] == (None if value is None else pytest.approx(value, rel=1e-4, abs=1e-6)), name
+
+
+def test_a_forward_holds_rollouts_of_like_length():
+    batch, widths = tiny_rollouts(), []
+    lengths = sorted((len(r.prompt_ids) + len(r.token_ids) for r in batch), reverse=True)
+    assert len(set(lengths)) > 2
+    net = tiny_model()
+    net.model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
+    updater(net, "sc", micro=2).update(batch, torch.ones(6), step=1)
+    assert widths == [(2, lengths[0]), (2, lengths[2]), (2, lengths[4])]
 
 
 def test_k3_of_the_update_is_the_mean_over_generated_tokens():
