@@ -88,21 +88,25 @@ class ExactSampler(StreamEngine):
     @torch.no_grad()
     def _look(self, rollouts: Sequence[Rollout], uniform: np.ndarray, top_logprobs: int) -> list[_Seen]:
         """One forward over `rollouts`, in the micro-batches of an update."""
-        lengths = [len(rollout.token_ids) for rollout in rollouts]
-        numbers = np.concatenate([row[:length] for row, length in zip(uniform, lengths, strict=True)])
-        found, start = [], 0
-        for hidden, logprobs in self._updater.forward([_blank(rollout, top_logprobs) for rollout in rollouts]):
-            numbers_here = torch.from_numpy(numbers[start : start + len(hidden)]).to(hidden.device)
-            start += len(hidden)
+        seen: dict[int, _Seen] = {}
+        for part, hidden, logprobs in self._updater.forward([_blank(rollout, top_logprobs) for rollout in rollouts]):
+            lengths = [len(rollouts[i].token_ids) for i in part]
+            numbers = np.concatenate([uniform[i, :length] for i, length in zip(part, lengths, strict=True)])
+            found = []
             for rows, given, number in zip(
-                hidden.split(ROWS), logprobs.split(ROWS), numbers_here.split(ROWS), strict=True
+                hidden.split(ROWS),
+                logprobs.split(ROWS),
+                torch.from_numpy(numbers).to(hidden.device).split(ROWS),
+                strict=True,
             ):
                 log_p = torch.log_softmax(self._updater.logits(rows), dim=-1)
                 values, ids = head(log_p, top_logprobs) if top_logprobs else (log_p[:, :0], given[:, None][:, :0].int())
                 found.append((draw(log_p, number), given, ids.int(), round_to_grid(values)))
-        columns = [torch.cat(column).cpu().numpy() for column in zip(*found, strict=True)]
-        cuts = np.cumsum(lengths)[:-1]
-        return [_Seen(*parts) for parts in zip(*(np.split(column, cuts) for column in columns), strict=True)]
+            columns = [torch.cat(column).cpu().numpy() for column in zip(*found, strict=True)]
+            cuts = np.cumsum(lengths)[:-1]
+            parts = zip(*(np.split(column, cuts) for column in columns), strict=True)
+            seen |= {i: _Seen(*columns_of) for i, columns_of in zip(part, parts, strict=True)}
+        return [seen[i] for i in range(len(rollouts))]
 
 
 def _blank(rollout: Rollout, top_logprobs: int) -> Rollout:

@@ -90,12 +90,12 @@ class Updater:
         )
 
     @torch.no_grad()
-    def forward(self, rollouts: Sequence[Rollout]) -> Iterator[tuple[Tensor, Tensor]]:
-        """An update's forward over all `rollouts`: of each micro-batch the states (T, D) that predict its generated
-        tokens, and the tokens' log-probs (T,)."""
-        for batch in self._micro_batches(rollouts, torch.zeros(len(rollouts)), None):
+    def forward(self, rollouts: Sequence[Rollout]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+        """An update's forward over all `rollouts`: of each micro-batch which rollouts it holds, the states (T, D) that
+        predict their generated tokens, and the tokens' log-probs (T,)."""
+        for part, batch in self._micro_batches(rollouts, torch.zeros(len(rollouts)), None):
             hidden = self._hidden(batch)
-            yield hidden, self._loss(hidden, batch).logprobs
+            yield part, hidden, self._loss(hidden, batch).logprobs
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (T, D) → (T, V) float32, divided by the temperature."""
