@@ -38,6 +38,7 @@ RUN_BY = {
     "python workflow/scripts/plan.py --configfile config/b200.yaml": (
         "tests/unit/planning/test_plan.py::test_nine_billion_parameters_fit_a_b200_and_no_h200"
     ),
+    "make collapse": LONG,
     'make all PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"': LONG,
     "make schema": "tests/unit/settings/test_settings.py::test_schema_file_is_current",
     "snakemake --cores 1 all": PIPELINE + "test_all_trains_every_arm_and_draws_every_figure",
