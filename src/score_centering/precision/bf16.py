@@ -43,7 +43,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """transformers' `sdpa` attention in FP32, rounded once.
 
-    query (B, H, S, D), key, value (B, Hkv, S, D) → (B, S, H, D) in the dtype of `query`.
+    query (B, H, S, D), key, value (B, Hkv, S, D), attention_mask (B, 1, S, S) bool or None for a causal one →
+    (B, S, H, D) in the dtype of `query`.
     """
     out, weights = sdpa_attention_forward(module, query.float(), key.float(), value.float(), attention_mask, **kwargs)
     return out.to(query.dtype), weights

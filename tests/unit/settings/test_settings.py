@@ -274,6 +274,6 @@ def test_an_unknown_format_is_refused_with_the_list():
 def test_how_answers_are_scored_reruns_no_validation():
     stages = [
         stage_json(load_settings([DEFAULT], overrides), "validation")
-        for overrides in ([], ["runtime.reward_workers=3", "runtime.reward_timeout_seconds=1"], ["runtime.threads=1"])
+        for overrides in ([], ["runtime.reward_workers=3", "runtime.reward_timeout_seconds=1"], ["runtime.threads=2"])
     ]
     assert stages[0] == stages[1] != stages[2]

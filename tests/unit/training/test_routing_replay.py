@@ -100,7 +100,9 @@ def trainer_routes(net: torch.nn.Module, batch: list[Rollout]) -> tuple[np.ndarr
     metrics = updater(net).update(batch, torch.ones(len(batch)), step=1)
     for hook in hooks:
         hook.remove()
-    return torch.stack([ids.view(len(batch), -1, 4) for ids in seen], dim=2).numpy(), metrics
+    routes = torch.stack([ids.view(len(batch), -1, 4) for ids in seen], dim=2).numpy()
+    longest_first = np.argsort([-len(rollout.prompt_ids) - len(rollout.token_ids) for rollout in batch], kind="stable")
+    return routes[np.argsort(longest_first)], metrics
 
 
 def differing_share(routes: np.ndarray, batch: list[Rollout]) -> float:
