@@ -1,5 +1,5 @@
 # make all    the whole experiment at the default scale, on two CPU cores
-# make collapse   the same where uncorrected training loses its reward (config/collapse_laptop.yaml), three to four times the work
+# make collapse   the same where uncorrected training loses its reward (config/collapse_laptop.yaml), nearly three times the work
 # make test   every check and test
 # make test-verl   the tests of verl's whole loop on Ray, 10 minutes (after make test)
 # make test-verl-short   those that CI runs: GRPO, and SC killed and resumed
