@@ -229,8 +229,8 @@ class Scenes:
 def study_settings() -> str:
     """Settings of a study's run: those of the arm, under noise on the engine's weights."""
     from score_centering.settings import load_settings
-    from score_centering.settings.model import Perturbation
     from score_centering.settings.stages import TrainStage
+    from score_centering.settings.study_blocks import Perturbation
 
     settings = load_settings(["config/config.yaml", CONFIG[1]], arm="sc")
     return TrainStage.of(settings, Perturbation(weight_noise=0.05)).to_json()

@@ -17,7 +17,7 @@ import pytest
 
 from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.runs.schema import read_metrics
-from score_centering.settings.model import Quantization
+from score_centering.settings.model_blocks import Quantization
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(900)]
 

@@ -26,7 +26,7 @@ from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.runs import PRODUCTS, RunFolder, open_run
 from score_centering.runs.lock import in_use
 from score_centering.runs.schema import read_metrics
-from score_centering.settings.model import Quantization
+from score_centering.settings.model_blocks import Quantization
 
 pytestmark = pytest.mark.workflow
 

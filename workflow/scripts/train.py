@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from score_centering.settings import UserError, cli, run_main
-from score_centering.settings.model import Columns
+from score_centering.settings.dataset_blocks import Columns
 from score_centering.settings.stages import DatasetStage, TrainStage
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from score_centering.rollout import LocalEngine, Rollout
 from score_centering.rollout.engine import Sampling
 from score_centering.rollout.local import sampling as engine_sampling
 from score_centering.rollout.local.cache_faults import CacheFaults
-from score_centering.settings.model import Actor, Optim
+from score_centering.settings.training_blocks import Actor, Optim
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
 

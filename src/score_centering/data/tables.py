@@ -18,7 +18,7 @@ from score_centering.data.source_answers import (
     answer_of_verification_info,
 )
 from score_centering.settings import UserError
-from score_centering.settings.model import Columns
+from score_centering.settings.dataset_blocks import Columns
 
 SUFFIXES = (".parquet", ".jsonl")
 ANSWER, VERIFICATION = "answer", "verification_info"

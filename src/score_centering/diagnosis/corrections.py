@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from score_centering.diagnosis.tokens import Tokens
-from score_centering.settings.model import ScoreCentering
+from score_centering.settings.training_blocks import ScoreCentering
 
 BOUNDS = {
     name: field.default for name, field in ScoreCentering.model_fields.items() if isinstance(field.default, float)

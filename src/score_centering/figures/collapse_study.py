@@ -13,9 +13,9 @@ from score_centering.figures.scan import described
 from score_centering.figures.series import mean_of_measured
 from score_centering.runs import schema
 from score_centering.settings import UserError
-from score_centering.settings.model import Conditions
 from score_centering.settings.stages import CollapseStage
 from score_centering.settings.studies import collapse_cell, conditions_of
+from score_centering.settings.study_blocks import Conditions
 
 AXES = tuple(Conditions.model_fields)
 EARLY = 5  # updates

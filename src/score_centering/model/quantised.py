@@ -24,7 +24,7 @@ from score_centering.precision import listed_linears, requantise
 from score_centering.precision.format import Format
 from score_centering.runs.files import make_folder, write_file
 from score_centering.settings import UserError
-from score_centering.settings.model import Quantization
+from score_centering.settings.model_blocks import Quantization
 
 SCHEMA_VERSION = 2
 PACKAGES = ("compressed-tensors", "llmcompressor", "safetensors", "torch", "transformers")

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from score_centering.settings import UserError
-from score_centering.settings.model import Scratch
+from score_centering.settings.model_blocks import Scratch
 
 # transformers' config and model class of each architecture
 CLASSES = {

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from score_centering.settings import UserError
 from score_centering.settings.inputs import read_json
-from score_centering.settings.model import HubModel, PackageModel, PathModel
+from score_centering.settings.model_blocks import HubModel, PackageModel, PathModel
 
 WEIGHT_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from score_centering.settings import UserError
-from score_centering.settings.model import WarmStart
+from score_centering.settings.model_blocks import WarmStart
 
 LR_WARMUP_STEPS = 20
 

@@ -9,7 +9,7 @@ import numpy as np
 from score_centering.data import Problem
 from score_centering.data.sums import UNKNOWN
 from score_centering.settings import UserError
-from score_centering.settings.model import Filler, WarmStart
+from score_centering.settings.model_blocks import Filler, WarmStart
 
 _TERM = re.compile(r"([+-]?)\s*(\d+)")
 

@@ -37,7 +37,7 @@ from score_centering.rollout.local.local_engine import PREFILL_CHUNK, PREFILL_RO
 from score_centering.rollout.local.state import State
 from score_centering.runs import peak_rss_bytes
 from score_centering.settings import Settings, UserError
-from score_centering.settings.model import Model
+from score_centering.settings.model_blocks import Model
 from score_centering.validation import drift, trainer_forward
 from score_centering.validation.stage import ENGINE_SLOTS, FORWARD_ROLLOUTS
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from score_centering.data import Reading
 from score_centering.data.source_answers import after_hashes
 from score_centering.reward.answers import final_answer
-from score_centering.settings.model import Columns
+from score_centering.settings.dataset_blocks import Columns
 
 WAYS: dict[str, Callable[[str], str | None]] = {"hashes": after_hashes, "boxed": final_answer}
 """By the values of `dataset.columns.extract`."""

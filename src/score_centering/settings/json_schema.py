@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from score_centering.settings.block import Block
 from score_centering.settings.keys import inner_block, is_mapping
-from score_centering.settings.model import Block, Settings
+from score_centering.settings.model import Settings
 
 
 def json_schema() -> dict[str, Any]:

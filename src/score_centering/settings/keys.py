@@ -6,7 +6,7 @@ from typing import get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from score_centering.settings.model import Block
+from score_centering.settings.block import Block
 
 
 def inner_block(field: FieldInfo) -> type[Block] | None:

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from score_centering.settings.block import Block
 from score_centering.settings.dotted import deep_merge
 from score_centering.settings.errors import UserError
 from score_centering.settings.keys import did_you_mean
-from score_centering.settings.model import Block, Settings
+from score_centering.settings.model import Settings
 
 DEFAULT_CONFIG = "config/config.yaml"
 PUBLISHED_PREFIXES = ("agentlightning.", "default_proxy.")

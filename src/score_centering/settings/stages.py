@@ -7,31 +7,23 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from score_centering.precision.registry import FORMATS, Precision
+from score_centering.settings.block import Block
+from score_centering.settings.dataset_blocks import Dataset, PromptSettings
 from score_centering.settings.dotted import deep_merge
-from score_centering.settings.model import (
+from score_centering.settings.gate_blocks import Limit, PrecisionSettings
+from score_centering.settings.model import Figures, Settings
+from score_centering.settings.model_blocks import Model, Quantization
+from score_centering.settings.model_name import model_name
+from score_centering.settings.study_blocks import CollapseGrid, Conditions, Drift, Perturbation, check_perturbation
+from score_centering.settings.training_blocks import (
     ActorRolloutRef,
     Algorithm,
-    Block,
-    CollapseGrid,
-    Conditions,
     Data,
-    Dataset,
-    Drift,
-    Figures,
-    Limit,
-    Model,
-    Perturbation,
-    PrecisionSettings,
-    PromptSettings,
-    Quantization,
     RolloutSettings,
     Runtime,
     ScoreCentering,
-    Settings,
     TrainerSettings,
-    check_perturbation,
 )
-from score_centering.settings.model_name import model_name
 
 
 class Stage(Block):

@@ -7,16 +7,16 @@ from types import MappingProxyType
 from typing import Any
 
 from score_centering.settings.load import resolve
-from score_centering.settings.model import (
+from score_centering.settings.model import Settings
+from score_centering.settings.stages import ModelStage, TrainStage
+from score_centering.settings.study_blocks import (
     CacheFault,
     Collapse,
     CollapseGrid,
     Conditions,
     Perturbation,
-    Settings,
     StaleColumn,
 )
-from score_centering.settings.stages import ModelStage, TrainStage
 
 STUDIES = ("faults", "sweep", "stale", "collapse")
 NO_FAULT = "none"

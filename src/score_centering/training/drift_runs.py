@@ -15,8 +15,9 @@ from score_centering.model.sources import load_folder
 from score_centering.precision import requantise
 from score_centering.reward import Scorer
 from score_centering.rollout import validate_all
-from score_centering.settings.model import Drift, ScoreCentering
 from score_centering.settings.stages import DriftStage
+from score_centering.settings.study_blocks import Drift
+from score_centering.settings.training_blocks import ScoreCentering
 from score_centering.training.local import LocalTrainer
 from score_centering.training.task import Inputs, Task
 from score_centering.training.transport import direct

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from score_centering.runs.torch_state import optimizer_tensors, restore_optimizer
-from score_centering.settings.model import Optim
+from score_centering.settings.training_blocks import Optim
 
 
 def learning_rate(lr: float, lr_warmup_steps: int, update: int) -> float:

@@ -18,7 +18,7 @@ from score_centering.objectives.metrics import ENTROPY_EDGES, POSITIONS
 from score_centering.rollout import Rollout
 from score_centering.routing.replay import replaying
 from score_centering.settings import UserError
-from score_centering.settings.model import Actor
+from score_centering.settings.training_blocks import Actor
 from score_centering.training.drift_meter import DriftMeter
 from score_centering.training.masters import MasterWeights
 from score_centering.training.micro_batch import MicroBatch, make_micro_batch

@@ -9,7 +9,7 @@ import pytest
 from score_centering.data import Reading, load_manifest, open_source, prepare, read_problems, write_dataset
 from score_centering.reward.extraction import reading_of
 from score_centering.settings import UserError
-from score_centering.settings.model import Columns
+from score_centering.settings.dataset_blocks import Columns
 
 USER = {"role": "user", "content": "What is 6*7?"}
 SOLVED = [USER, {"role": "assistant", "content": "Six sevens.\n#### 42"}]

@@ -6,8 +6,8 @@ from score_centering.data.problems import Problem
 from score_centering.data.source import open_source
 from score_centering.data.sums import answerable_share, is_answerable, open_sums
 from score_centering.settings import UserError
+from score_centering.settings.dataset_blocks import Sums
 from score_centering.settings.load import parse
-from score_centering.settings.model import Sums
 
 SUM = re.compile(r"Sum: (\d(?: \+ \d){2,3})( \+ x)? =")
 BLOCK = {"size": 2000, "min_terms": 3, "max_terms": 4, "max_term": 9, "unanswerable_share": 0.35}

@@ -21,7 +21,7 @@ from score_centering.model.warm_start import Example, Sampled, _collate, warm_st
 from score_centering.model.worked import running_sum
 from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.settings import UserError
-from score_centering.settings.model import PackageModel, PathModel, Scratch, Tokenizer, WarmStart
+from score_centering.settings.model_blocks import PackageModel, PathModel, Scratch, Tokenizer, WarmStart
 
 ROOT = Path(__file__).parents[3]
 TEXTS = [f"user\nSum: {a} + {b} =\nBox it." for a in range(30) for b in range(30)] + ["assistant\n"]

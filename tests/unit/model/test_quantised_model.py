@@ -13,7 +13,7 @@ from score_centering.precision.format import Format
 from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.precision.registry import format_of
 from score_centering.settings import UserError
-from score_centering.settings.model import Quantization
+from score_centering.settings.model_blocks import Quantization
 
 QUANTIZATION = Quantization()
 FORMATS = {

@@ -6,7 +6,7 @@ from score_centering.data import Problem
 from score_centering.model.worked import shuffled_sum, worked_solution
 from score_centering.settings import UserError
 from score_centering.settings.load import parse
-from score_centering.settings.model import Filler, WarmStart
+from score_centering.settings.model_blocks import Filler, WarmStart
 
 NONE = Filler()
 STEP = re.compile(r"(\d+) \+ (\d+) = (\d+)")

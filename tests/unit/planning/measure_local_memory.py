@@ -17,7 +17,7 @@ from score_centering.precision.bf16 import install_cpu_kernels
 from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.rollout import LocalEngine, Sampling
 from score_centering.runs import peak_rss_bytes
-from score_centering.settings.model import Actor, Optim
+from score_centering.settings.training_blocks import Actor, Optim
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
 

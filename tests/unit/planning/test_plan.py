@@ -15,7 +15,7 @@ from score_centering.planning.throughput import decoding_seconds
 from score_centering.precision.int8 import FORMAT as INT8
 from score_centering.rollout import LocalEngine
 from score_centering.settings import Settings, UserError, load_settings
-from score_centering.settings.model import HubModel, Model
+from score_centering.settings.model_blocks import HubModel, Model
 
 ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "config/config.yaml", ROOT / "config/b200.yaml"]

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import get_args
 
-from score_centering.settings.model import Block, Settings
+from score_centering.settings.block import Block
+from score_centering.settings.model import Settings
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "src/score_centering"

@@ -19,7 +19,7 @@ from score_centering.rollout.streams import streams
 from score_centering.rollout.vllm import VllmEngine, request_seed, to_rollout
 from score_centering.rollout.vllm_capture import Recorder
 from score_centering.settings import UserError
-from score_centering.settings.model import PackageModel
+from score_centering.settings.model_blocks import PackageModel
 from vllm_models import VOCABULARY, W8A8, flat_answers, tiny_llama
 
 PROMPTS = [[1, 26, 198, 178, 288, 105], [504, 267, 282], [90, 41]]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from score_centering.settings import STAGES, UserError, cli, load_settings, resolve, stage_json
 from score_centering.settings.dotted import deep_merge
 from score_centering.settings.json_schema import key_table, schema_text
-from score_centering.settings.model import ScoreCentering
 from score_centering.settings.stages import FaultCheckStage, QuantizationStage, TrainStage, precisions_of_arms
+from score_centering.settings.training_blocks import ScoreCentering
 
 ROOT = Path(__file__).parents[3]
 DEFAULT = ROOT / "config/config.yaml"

@@ -12,8 +12,8 @@ from score_centering.objectives.weights import Tis
 from score_centering.runs import make_identity, open_run
 from score_centering.runs.schema import read_metrics
 from score_centering.settings import UserError, load_settings
-from score_centering.settings.model import Actor, Optim
 from score_centering.settings.stages import DriftStage, TrainStage
+from score_centering.settings.training_blocks import Actor, Optim
 from score_centering.training.arm import arm_objective
 from score_centering.training.drift_meter import COLUMNS, DriftMeter, DriftSum, due, total_norm
 from score_centering.training.local import train_locally

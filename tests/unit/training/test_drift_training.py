@@ -10,9 +10,9 @@ from score_centering.objectives import build_objective
 from score_centering.reward import Scorer
 from score_centering.rollout import Rollout
 from score_centering.settings import load_settings
-from score_centering.settings.model import Actor, Optim
 from score_centering.settings.stages import DriftStage
 from score_centering.settings.studies import ways_to_center
+from score_centering.settings.training_blocks import Actor, Optim
 from score_centering.training.drift_runs import DriftRun, centering_settings
 from score_centering.training.local import LocalTrainer
 from score_centering.training.masters import MasterWeights

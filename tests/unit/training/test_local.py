@@ -8,8 +8,8 @@ import torch
 
 from score_centering.model.sources import load_folder
 from score_centering.settings import load_settings
-from score_centering.settings.model import Perturbation
 from score_centering.settings.stages import TrainStage
+from score_centering.settings.study_blocks import Perturbation
 from score_centering.training.local import LocalTrainer
 from score_centering.training.task import Inputs, Task
 

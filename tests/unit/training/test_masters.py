@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from score_centering.settings.model import Optim
+from score_centering.settings.training_blocks import Optim
 from score_centering.training.masters import MasterWeights
 
 

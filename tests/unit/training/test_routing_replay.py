@@ -16,8 +16,8 @@ from score_centering.rollout import LocalEngine, Rollout, Sampling, validate_all
 from score_centering.rollout.make_engine import make_engine as make_rollout_engine
 from score_centering.rollout.wire import decode, encode
 from score_centering.settings import UserError, load_settings
-from score_centering.settings.model import Actor, Optim
 from score_centering.settings.stages import TrainStage
+from score_centering.settings.training_blocks import Actor, Optim
 from score_centering.training.local import engine_options
 from score_centering.training.masters import MasterWeights
 from score_centering.training.micro_batch import make_micro_batch

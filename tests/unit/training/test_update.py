@@ -9,7 +9,7 @@ import torch
 from score_centering.objectives import build_objective
 from score_centering.rollout import Rollout
 from score_centering.settings import UserError
-from score_centering.settings.model import Actor, Optim
+from score_centering.settings.training_blocks import Actor, Optim
 from score_centering.training.masters import MasterWeights
 from score_centering.training.micro_batch import make_micro_batch
 from score_centering.training.update import Updater

@@ -12,7 +12,7 @@ from transformers.models.qwen3_5 import Qwen3_5ForCausalLM
 
 from loading import load
 from score_centering.objectives import build_objective
-from score_centering.settings.model import Actor, Optim
+from score_centering.settings.training_blocks import Actor, Optim
 from score_centering.training.drift_meter import DriftMeter
 from score_centering.training.masters import MasterWeights
 from score_centering.training.update import Updater
