@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway_calls import POLICY as SCRIPTED
 from score_centering.gateway.app import gateway_app
 from score_centering.gateway.policy import Policy
 from score_centering.gateway.running import Background
@@ -234,3 +235,14 @@ def hash_engine() -> HashEngine:
 @pytest.fixture
 def served_model() -> ServedModel:
     return MODEL
+
+
+@pytest.fixture
+def one(scripted, open_gateway, completion):
+    """`one(answer, …, limits=…)` → (URL of a gateway, its scripted upstream)."""
+
+    def start(*answers, **options):
+        url, upstream = scripted(*(answers or [(200, completion())]))
+        return open_gateway(url, policy=SCRIPTED, **options), upstream
+
+    return start

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -12,62 +11,12 @@ import pytest
 from starlette.responses import JSONResponse, Response
 
 import score_centering.gateway.app as app
+from gateway_calls import AUTHORISED, BODY, KEY, MESSAGES, client, collect, line, post, submit
 from score_centering.gateway.capture import capture
-from score_centering.gateway.client import GatewayClient, make_tasks
-from score_centering.gateway.policy import Policy
-from score_centering.gateway.store import AgentTask, Limits, turn_seed
+from score_centering.gateway.client import make_tasks
+from score_centering.gateway.store import Limits, turn_seed
 from score_centering.rollout import validate, wire
 from score_centering.rollout.candidates import round_logprobs
-
-KEY = "a key"
-POLICY = Policy(
-    model="tiny", temperature=0.5, top_p=1, top_k=-1, max_tokens=8, top_logprobs=2, enable_thinking=True
-)  # fmt: skip
-MESSAGES = [{"role": "user", "content": "What is 1 + 2?"}]
-BODY = {"model": "any", "messages": MESSAGES}
-AUTHORISED = {"authorization": f"Bearer {KEY}"}
-
-
-def post(url: str, body: dict = BODY, headers: dict = AUTHORISED, rollout: str = "train/r") -> httpx.Response:
-    return httpx.post(f"{url}/{rollout}/v1/chat/completions", json=body, headers=headers, timeout=30, trust_env=False)
-
-
-def line(response: httpx.Response) -> tuple[int, str]:
-    """Status and message of a refusal."""
-    error = response.json()["error"]
-    assert error["code"] == response.status_code
-    return response.status_code, error["message"]
-
-
-def client(url: str, rollout: str, **options) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/{rollout}/v1", api_key=KEY, max_retries=0, **options)
-
-
-def collect(url: str, *ids: str, k: int = 2, vocabulary: int = 300) -> list:
-    async def ask():
-        async with GatewayClient(url, KEY) as gateway:
-            return await gateway.collect(ids, vocabulary, k)
-
-    return asyncio.run(ask())
-
-
-def submit(url: str, *tasks: AgentTask) -> None:
-    async def ask():
-        async with GatewayClient(url, KEY) as gateway:
-            await gateway.submit(tasks)
-
-    asyncio.run(ask())
-
-
-@pytest.fixture
-def one(scripted, open_gateway, completion):
-    """`one(answer, …, limits=…)` → (URL of a gateway, its scripted upstream)."""
-
-    def start(*answers, **options):
-        url, upstream = scripted(*(answers or [(200, completion())]))
-        return open_gateway(url, policy=POLICY, **options), upstream
-
-    return start
 
 
 def test_sampling_is_the_configurations_whatever_the_agent_asks_for(one):
@@ -430,87 +379,3 @@ def test_models_and_health_are_the_upstreams(one):
         assert [model.id for model in agent.models.list()] == ["tiny"]
     assert httpx.get(f"{url}/health", trust_env=False).json() == {"status": "ok"}
     assert upstream.seen == []
-
-
-# --------------------------------------------------------------------------------------------------------------- tasks
-def call(url: str, path: str, body: dict) -> httpx.Response:
-    return httpx.post(url + path, json=body, headers=AUTHORISED, timeout=30, trust_env=False)
-
-
-TASK = {"id": "t", "mode": "train", "problem": "1 + 2", "prompt_index": 0, "sample_index": 0, "seed": 1}
-
-
-def test_tasks_are_handed_out_once_and_collected_when_their_agent_is_done(one):
-    url, _ = one()
-    tasks = make_tasks(["1 + 1", "1 + 2"], 2, "train", 3, "step")
-    submit(url, *tasks)
-    first = call(url, "/tasks/next", {"count": 3}).json()["tasks"]
-    rest = call(url, "/tasks/next", {"count": 3}).json()["tasks"]
-    assert [task["id"] for task in first + rest] == ["step-0-0", "step-0-1", "step-1-0", "step-1-1"]
-    assert call(url, "/tasks/next", {"wait_seconds": 0.05}).json() == {"tasks": []}
-    ids = [task["id"] for task in first]
-    for id in ids:
-        assert post(url, rollout=f"train/{id}").status_code == 200
-        assert call(url, "/rollouts/collect", {"ids": ids}).status_code == 202
-        assert call(url, f"/tasks/{id}/done", {}).status_code == 204
-    assert [(r.prompt_index, r.sample_index) for (r,) in collect(url, *ids)] == [(0, 0), (0, 1), (1, 0)]
-    assert line(call(url, "/rollouts/collect", {"ids": ids[:1]})) == (
-        404, "rollout 'step-0-0': no such rollout, or it was collected already",
-    )  # fmt: skip
-    call(url, "/tasks/step-1-1/done", {"error": "a tool broke"})
-    assert line(call(url, "/rollouts/collect", {"ids": ["step-1-1"]})) == (
-        424, "rollout 'step-1-1': its agent failed: a tool broke",
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({}, "tasks: must be a list"),
-        ({"tasks": [TASK, 3]}, "tasks[1]: must hold id (str), mode (str)"),
-        ({"tasks": [TASK | {"seed": 1.5}]}, "tasks[0]: must hold"),
-        ({"tasks": [TASK | {"more": 1}]}, "tasks[0]: must hold"),
-        ({"tasks": [TASK | {"mode": "test"}]}, "tasks[0]: mode 'test': choose train or val"),
-        ({"tasks": [TASK | {"id": ""}]}, "tasks[0]: its id must have 1 … 128 characters"),
-        ({"tasks": [TASK | {"seed": 2**63}]}, "tasks[0]: seed 9223372036854775808 has more than 64 bits"),
-    ],
-)
-def test_tasks_that_are_refused(one, body, message):
-    url, _ = one()
-    status, text = line(call(url, "/tasks", body))
-    assert status == 400 and text.startswith(message)
-    assert call(url, "/tasks/next", {}).json() == {"tasks": []}
-
-
-def test_ids_of_tasks_are_used_once_and_bounded(one):
-    url, _ = one(limits=Limits(rollouts=2))
-    assert line(call(url, "/tasks", {"tasks": [TASK, TASK]})) == (409, "rollout 't': this id is in use")
-    assert call(url, "/tasks", {"tasks": [TASK]}).status_code == 202
-    assert line(call(url, "/tasks", {"tasks": [TASK]})) == (409, "rollout 't': this id is in use")
-    two = [TASK | {"id": name} for name in "ab"]
-    assert line(call(url, "/tasks", {"tasks": two}))[0] == 507
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("/tasks/next", {"count": 0}, "count = 0: must be a whole number of at least 1"),
-        ("/tasks/next", {"wait_seconds": 31}, "wait_seconds = 31: allowed are 0 … 30"),
-        ("/tasks/next", {"wait_seconds": "1"}, "wait_seconds = '1': allowed are 0 … 30"),
-        ("/rollouts/collect", {}, "ids: must be a list of rollouts' names, each once"),
-        ("/rollouts/collect", {"ids": ["a", "a"]}, "ids: must be a list of rollouts' names, each once"),
-    ],
-)
-def test_calls_that_are_refused(one, path, body, message):
-    url, _ = one()
-    assert line(call(url, path, body)) == (400, message)
-
-
-def test_streams_of_tasks_are_those_of_the_engine():
-    from score_centering.rollout.streams import streams
-
-    tasks = make_tasks(["a", "b"], 3, "val", 17, "n")
-    seeds = np.array([task.seed for task in tasks]).view(np.uint64)
-    assert np.array_equal(seeds, streams(17, np.repeat([0, 1], 3), np.tile([0, 1, 2], 2)))
-    assert [(task.prompt_index, task.sample_index, task.problem) for task in tasks][3] == (1, 0, "b")
-    assert replace(tasks[0], id="x").mode == "val"

@@ -123,3 +123,13 @@ def test_a_public_name_has_a_caller_beside_the_tests():
 
 def test_a_setting_has_a_reader():
     assert set(keys(Settings)) - keys_read() == set()
+
+
+def test_no_file_is_too_long_to_read():
+    """450 lines at most: a longer one holds more than one thing."""
+    files = [
+        path for room in ("src", "tests", "workflow", "benchmarks", "docs") for path in (ROOT / room).rglob("*.py")
+    ]
+    counted = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in [*files, *SNAKEFILES]}
+    assert len(counted) > 300
+    assert {str(path.relative_to(ROOT)): count for path, count in counted.items() if count > 450} == {}
