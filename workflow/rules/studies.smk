@@ -154,7 +154,7 @@ rule collapse:
     threads: 1
     params:
         settings=stage_json(SETTINGS, "collapse"),
-        runs=f"{RESULTS}/collapse/runs",
+        runs=lambda wildcards, output: os.path.join(os.path.dirname(output.table), "runs"),
         stem=lambda wildcards, output: os.path.splitext(output.table)[0],
     shell:
         """
