@@ -127,6 +127,13 @@ def test_the_confirmation_is_drawn(confirmation, tmp_path, capsys):
     assert f"of 5 | {' | '.join(verdicts)} |" in (FOLDER.parent / "stale/README.md").read_text()
 
 
+def test_the_meter_adds_nothing_to_the_first_updates(confirmation):
+    """The page's areas: 0.74 without and 0.71 with the meter over all arms; no law for the uncorrected alone."""
+    table = confirmation["early_law"](pd.read_parquet(confirmation["TABLE"])).round(2)
+    assert table["other"].tolist() == [0.74, 0.71, 0.26, 0.30]
+    assert (table["fitted_runs"] + table["other_runs"]).tolist() == [141, 141, 38, 38]
+
+
 def test_the_second_list(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["second.py", "explore"])
     runpy.run_path(str(FOLDER / "second.py"), run_name="__main__")
