@@ -94,7 +94,10 @@ def _int8_matmul_cpu(x_codes: Tensor, weight_codes: Tensor) -> Tensor:
     features; longer rows are summed in float64.
     """
     if INT8_PRODUCT:
-        return torch._int_mm(x_codes.to(torch.int8), weight_codes.T).float()
+        x_codes = x_codes.to(torch.int8)
+        if x_codes.shape[1] == 1:  # with AMX, torch's product of a single column is wrong; a column of zeros adds none
+            x_codes, weight_codes = (torch.nn.functional.pad(codes, (0, 1)) for codes in (x_codes, weight_codes))
+        return torch._int_mm(x_codes, weight_codes.T).float()
     x_codes = x_codes.float()
     n_out, n_in = weight_codes.shape
     if n_in > EXACT_BLOCK:

@@ -21,6 +21,7 @@ from score_centering.rollout.local.cache_faults import CacheFaults
 from score_centering.rollout.make_engine import EngineOptions, make_engine, read_quantised_config
 from score_centering.runs import RunFolder
 from score_centering.runs.torch_state import restore_rng_state, rng_state
+from score_centering.settings import UserError
 from score_centering.settings.stages import TrainStage
 from score_centering.training.arm import arm_objective
 from score_centering.training.drift_meter import DriftMeter
@@ -137,7 +138,11 @@ class LocalTrainer:
     def _hand_over(self, weights: dict[str, Tensor], step: int) -> None:
         if self.noise is not None:
             weights = self.noise.apply(weights)
-        self.engine.sync(requantise(weights, self.listed), step)
+        try:
+            stored = requantise(weights, self.listed)
+        except ValueError as error:
+            raise UserError(f"weights after update {step}: {error}; the last checkpoint is kept") from None
+        self.engine.sync(stored, step)
         self._synced = step
 
 
