@@ -194,7 +194,8 @@ def test_the_loss_waits_for_nothing_and_holds_one_chunk(tokens, gradients):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     extra = torch.cuda.max_memory_allocated() - before - hidden.nbytes - weight.nbytes
-    assert extra < (4 * chunk + gradients) * vocab + tokens * 128 * 8 * 4
+    small = 8 * 4 * 128 * max(tokens, 2 * chunk)  # terms a candidate: of all tokens, or the temporaries of one chunk
+    assert extra < (4 * chunk + gradients) * vocab + small
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
